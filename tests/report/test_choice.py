@@ -101,6 +101,17 @@ def test_the_budget_is_kept_and_what_it_costs_is_told():
         assert (picked.beyond and picked.beyond.name) == beyond
 
 
+def test_the_cheapest_is_recommended_of_what_is_alike():
+    """Many views are better by a thousandth in every example: certain, and worth nothing."""
+    few, many = contender("views", 0.301, 0.0, rank=1, passes=4), contender("views", 0.3, 0.0, rank=1, passes=16)
+    network = contender("network", 0.5, 0.1)
+    assert recommend([network, many, few]).recommended is few
+    dear = replace(few, calibration_losses=many.calibration_losses + 0.02)
+    assert recommend([network, many, dear]).recommended is many
+    simple, cheap = contender("simple", 0.3, 0.1, rank=1, passes=64), contender("cheap", 0.299, 0.1, rank=2, passes=2)
+    assert recommend([network, simple, cheap]).recommended is cheap
+
+
 @dataclass(frozen=True)
 class Stub:
     """What `judge_all` needs of a case."""

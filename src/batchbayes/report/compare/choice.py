@@ -29,6 +29,10 @@ CHECKED = 256
 """This many calibration examples tell how wrong the scores of the linear engine are."""
 FREE_DOUBT = 1.0
 """The same number of standard errors for one method with and without a temperature, which costs nothing."""
+ALIKE = 0.005
+"""A difference of mean losses in nats that is not worth more passes: the truth is half a percent more probable."""
+DEARER = 1.5
+"""One contender costs more than another if it takes this many times its passes."""
 FEWEST = 5
 """Fewer calibration examples cannot tell methods apart."""
 
@@ -61,14 +65,14 @@ class Choice:
 
 
 def recommend(contenders: Sequence[Contender], budget: int | None = None, name: str | None = None) -> Choice:
-    """Choose the simplest contender whose losses on calibration data leave a doubt that the best one is better.
+    """Choose the simplest of the cheap ones whose losses on calibration data leave a doubt that the best is better.
 
     Args:
         contenders: all of them. The simplest, which costs one forward pass, is the network as it is.
         budget: most forward passes that a prediction may cost, also in a file; None for any number.
         name: how the name of the one to recommend begins, if the user wants a certain one.
     """
-    affordable = [each for each in contenders if budget is None or max(each.passes, each.file_passes) <= budget]
+    affordable = [each for each in contenders if budget is None or each.cost <= budget]
     best = min(affordable, key=lambda each: each.calibration_loss)
     ordered = sorted(affordable, key=lambda each: each.simplicity)
     if name is not None:
@@ -76,7 +80,9 @@ def recommend(contenders: Sequence[Contender], budget: int | None = None, name: 
         if not named:
             raise unknown_name("a method that was compared", name, [each.name for each in ordered])
         return Choice(named[0], best, None, asked=True)
-    chosen = next(each for each in ordered if _is_as_good(each, best))
+    good = [each for each in ordered if _is_as_good(each, best)]
+    cheapest = min(good, key=lambda each: each.cost)
+    chosen = next(each for each in good if each.cost <= DEARER * cheapest.cost)
     for other in affordable:
         if _differ_in_temperature(chosen, other) and not _is_as_good(chosen, other):
             chosen = other
@@ -91,7 +97,7 @@ def _is_as_good(contender: Contender, best: Contender) -> bool:
     if contender is best or len(contender.calibration_losses) < FEWEST:
         return True
     if not _differ_in_temperature(contender, best):
-        return difference <= DOUBT * error
+        return difference <= max(DOUBT * error, ALIKE if best.cost > DEARER * contender.cost else 0.0)
     return difference <= (0.0 if _points_right(best) else FREE_DOUBT) * error
 
 

@@ -123,6 +123,11 @@ class Contender:
         return self.candidate.rank, float(views > 0), float(self.num_samples * views), float(self.has_temperature)
 
     @property
+    def cost(self) -> float:
+        """What a prediction costs, in forward passes, in Python or in a file."""
+        return max(self.passes, self.file_passes)
+
+    @property
     def posterior(self) -> Posterior:
         return self.candidate.posterior
 

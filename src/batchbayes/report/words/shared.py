@@ -10,7 +10,7 @@ from torch import Tensor
 from batchbayes._common.text import count, number, percent
 from batchbayes.metrics import ood_auroc
 from batchbayes.report.compare.groups import SURE, By, Group, Trust
-from batchbayes.report.compare.tuning import DOUBT
+from batchbayes.report.compare.tuning import DOUBT, paired_difference
 from batchbayes.report.words.methods import short_name
 from batchbayes.report.words.say import say
 
@@ -173,14 +173,15 @@ def plain_name(choice: "Choice") -> str:
 def sentence_of_choice(choice: "Choice") -> str:
     """Say which method to use, why, and how."""
     chosen, best, beyond = choice.recommended, choice.best, choice.beyond
-    why = "choice_asked" if choice.asked else "choice_lowest" if chosen is best else "choice_simpler"
-    costs = max(beyond.passes, beyond.file_passes) if beyond else 0.0
+    difference, error = paired_difference(chosen.calibration_losses, best.calibration_losses)
+    why = "choice_lowest" if chosen is best else "choice_cheaper" if difference > DOUBT * error else "choice_simpler"
+    why = "choice_asked" if choice.asked else why
     return say(
         "choice",
         choice=choice,
         why=say(why, best=best, low=best.calibration_loss, own=chosen.calibration_loss),
         test=say("choice_test", loss=chosen.mean_loss),
-        beyond=say("choice_beyond", beyond=beyond, passes=costs) if beyond else "",
+        beyond=say("choice_beyond", beyond=beyond) if beyond else "",
         advice=chosen.advice,
     )
 
