@@ -33,9 +33,9 @@ from batchbayes.report.options import AssessOptions, CommonOptions, Settings, na
 from batchbayes.report.page.pictures import pick_details, pick_thumbnails
 from batchbayes.report.read.case import Case, load_case, make_case
 from batchbayes.report.read.data_check import UNFAMILIAR, outside_ranges, unfamiliar
-from batchbayes.report.read.examples import from_object, loaders_of, picked_pairs
-from batchbayes.report.read.packing import Packing, one_input
 from batchbayes.report.read.likelihood import given_likelihood
+from batchbayes.report.read.objects import from_object, loaders_of, picked_pairs
+from batchbayes.report.read.packing import Packing, one_input
 from batchbayes.report.read.reading import Reading
 from batchbayes.report.read.sources import Training, training_of
 from batchbayes.report.read.views import words

@@ -15,7 +15,8 @@ from torch.utils.data import (
 )
 
 from batchbayes import BatchbayesError
-from batchbayes.report.read.examples import as_batch, from_object, from_tensors
+from batchbayes.report.read.examples import as_batch, from_tensors
+from batchbayes.report.read.objects import from_object
 from batchbayes.report.read.preprocess import Preprocessing, Standardise
 
 

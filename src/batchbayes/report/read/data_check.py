@@ -11,6 +11,7 @@ from batchbayes.errors import BatchbayesError
 from batchbayes.methods.batchnorm.like_training import LOOSE, difference, error, is_settled
 from batchbayes.methods.batchnorm.sites import Site, find_sites
 from batchbayes.network.function import Network, as_network
+from batchbayes.network.source import Source
 from batchbayes.network.tap import tap
 from batchbayes.report.read.examples import Examples
 from batchbayes.report.read.schema import Schema
@@ -115,13 +116,8 @@ def _distance(sight: Sight) -> tuple[float, Tensor]:
 
 
 def _evenly(data: Examples) -> Iterator[Tensor]:
-    """Yield inputs of at most MOST examples. If their number is known, they are spread evenly over the data."""
-    count = 0
-    for inputs, _ in data.evenly(MOST):
-        yield inputs[: MOST - count]
-        count += len(inputs)
-        if count >= MOST:
-            return
+    """Yield inputs of at most MOST examples, which are spread evenly over the data."""
+    return (inputs for inputs, _ in Source(data).evenly(MOST))
 
 
 def _first_sites(network: Network, inputs: Tensor) -> tuple[Site, ...]:

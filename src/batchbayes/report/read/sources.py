@@ -17,10 +17,11 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from batchbayes.errors import BatchbayesError
 from batchbayes.report.options import AssessOptions
 from batchbayes.report.read.arrays import input_shape, read_arrays
-from batchbayes.report.read.examples import Examples, as_batch, from_object
+from batchbayes.report.read.examples import Examples, as_batch
 from batchbayes.report.read.factories import call_named, is_name
 from batchbayes.report.read.images import IMAGES, read_images, visible
 from batchbayes.report.read.masks import IMAGE_FOLDER, MASK_FOLDER, read_masked_images
+from batchbayes.report.read.objects import from_object
 from batchbayes.report.read.preprocess import Preprocessing, Standardise
 from batchbayes.report.read.reading import Reading
 from batchbayes.report.read.tables import TABLES, parquet_shape, read_table
@@ -139,7 +140,8 @@ def _scale_of_targets(source: Examples) -> Standardise:
             got=f"names of classes, such as {source.class_names[0]}",
             fix="leave the option out",
         )
-    return Standardise.fit([(source.targets().reshape(source.size or -1, -1), None)])
+    targets = source.targets()
+    return Standardise.fit([(targets.reshape(len(targets), -1), None)])
 
 
 def _in_batches(source: Examples, batch_size: int | None) -> Training:
