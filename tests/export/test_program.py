@@ -164,6 +164,22 @@ def test_the_detector_gives_the_p_values_of_python(name, logits):
     assert whole["flag"].tolist() == (expected <= 0.05).tolist()
 
 
+def test_an_ensemble_sees_the_output_of_its_members():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = regression(3)
+
+        def forward(self, x):
+            return {"other": x, "logits": self.body(x)}
+
+    network, inputs = Two().eval(), torch.randn(9, 3)
+    mcbn = bb.mcbn(network, torch.randn(64, 3), batch_size=8, output="logits")
+    posterior = bb.ensemble([mcbn, bb.deterministic(network, output="logits")])
+    program = build_program(posterior, inputs, bb.categorical(), num_samples=6)
+    assert_same(outputs(program, inputs), bb.predict(posterior, inputs, bb.categorical(), num_samples=6), CLASSES)
+
+
 def test_a_bank_has_one_row_for_each_pass_and_the_weights_once():
     posterior = bb.with_views(
         bb.mcbn(CASES["BatchNorm2d"].network(), CASES["BatchNorm2d"].batches(4)), bb.RandomFlip(), average=3

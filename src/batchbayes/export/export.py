@@ -13,14 +13,15 @@ from importlib.util import find_spec
 from numbers import Real
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from batchbayes import __version__
-from batchbayes._common.checks import as_path, install_command, require_type
+from batchbayes._common.checks import install_command, require_type
 from batchbayes._common.files import atomic_path, words_for_disk_errors
+from batchbayes._common.signatures import Count, Seed, checked
 from batchbayes.calibrate import ConformalIntervals
 from batchbayes.drift.detector import Drift
 from batchbayes.errors import BatchbayesError
@@ -74,20 +75,61 @@ class Exported:
         return self.num_bytes / (self.weight_bytes + self.bank_bytes)
 
 
+def _read_target(_: str, path: Path) -> Path:
+    """Refuse another kind of file, a missing folder, and .onnx without the packages that write it."""
+    if path.suffix not in (".onnx", ".pt2") or not path.parent.is_dir():
+        expected = "a path that ends in .onnx or .pt2, in a folder that exists"
+        raise BatchbayesError(expected, str(path), "change the path")
+    missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
+    if path.suffix == ".onnx" and missing:
+        got, fix = f"no {' and no '.join(missing)}", f"{install_command('export')}, or write a .pt2 file"
+        raise BatchbayesError("the packages onnx and onnxscript for an .onnx file", got, fix)
+    return path
+
+
+def _read_examples(_: str, inputs: object) -> Tensor:
+    """Return example inputs on the CPU, repeated if there are too few."""
+    if not isinstance(inputs, Tensor) or inputs.ndim < 2 or not len(inputs):
+        raise BatchbayesError(
+            expected="example inputs as one tensor (N, ...)",
+            got=f"{type(inputs).__name__} {tuple(getattr(inputs, 'shape', ()))}",
+            fix="pass a few inputs; wrap a network that takes several tensors, or graphs and sequences of any size, in "
+            "a module that takes one tensor, padded to one size",
+        )
+    examples = inputs.detach().cpu()
+    return torch.cat([examples] * -(-EXAMPLES // len(examples)))
+
+
+def _read_threshold(_: str, threshold: Any) -> Threshold:
+    each = threshold if isinstance(threshold, list | tuple) else [] if threshold is None else [threshold]
+    if not all(isinstance(one, Real) and not math.isnan(one) for one in each):
+        got = f"{threshold!r}, which flags nothing"
+        raise BatchbayesError(expected="a threshold of uncertainty", got=got, fix="pass a number, or leave it out")
+    return threshold
+
+
+def _read_prepare(_: str, prepare: object) -> nn.Module | None:
+    """Return a copy in evaluation mode, because in training mode a batch norm would take the statistics of inputs."""
+    fix = "put what it does into the forward of a module"
+    require_type(prepare, nn.Module | None, expected="prepare as a torch.nn.Module", fix=fix)
+    return None if prepare is None else copy.deepcopy(prepare).eval()  # type: ignore[attr-defined]
+
+
+@checked
 def export(
     posterior: "Posterior | Assessment",
-    path: str | os.PathLike[str],
-    example_inputs: Tensor,
+    path: Annotated[str | os.PathLike[str], _read_target],
+    example_inputs: Annotated[Any, _read_examples],
     likelihood: Likelihood[Any] | None = None,
     *,
-    num_samples: int | None = None,
-    seed: int = 0,
+    num_samples: Count | None = None,
+    seed: Seed = 0,
     conformal: ConformalIntervals | Intervals | None = None,
-    threshold: Threshold = None,
+    threshold: Annotated[Threshold, _read_threshold] = None,
     novelty: Novelty | None = None,
     novelty_level: float = 0.01,
     drift: Drift | None = None,
-    prepare: nn.Module | None = None,
+    prepare: Annotated[nn.Module | None, _read_prepare] = None,
     engine: Literal["sample", "linear"] = "sample",
     keep_draws: bool = False,
     notes: Mapping[str, str] | None = None,
@@ -146,14 +188,14 @@ def export(
     require_posterior(posterior)
     require_likelihood(likelihood)
     assert likelihood is not None
-    target, examples = _target(path), _examples(example_inputs)
-    drawn: dict[str, Any] = {"num_samples": num_samples, "seed": seed, "engine": _engine(posterior, engine)}
+    target, examples, name = Path(path), example_inputs, "sample" if posterior.is_point else engine
+    drawn: dict[str, Any] = {"num_samples": num_samples, "seed": seed, "engine": name}
     flags: dict[str, Any] = {"threshold": threshold, "novelty": novelty, "novelty_level": novelty_level}
-    _require_flags(threshold, novelty, novelty_level)
     _require_own_network(posterior, novelty, Novelty, "a detector of bb.novelty")
     _require_own_network(posterior, drift, Drift, "what bb.drift returned")
+    if novelty is not None:
+        novelty.checked_level(novelty_level)
     _require_precision(target, examples)
-    prepare = _own_copy(prepare)
     ready = examples if prepare is None else prepare(examples.clone())
     predictive = predict(posterior, ready, likelihood, **drawn, keep_draws=keep_draws or None)
     program = build_program(
@@ -190,30 +232,6 @@ def export(
     return Exported(target, tuple(found), opset, len(content), *_sizes(program, novelty, drift), difference, passes)
 
 
-def _target(given: str | os.PathLike[str]) -> Path:
-    """Return the path; refuse another kind of file, a missing folder, and .onnx without the packages that write it."""
-    path = as_path(given)
-    if path.suffix not in (".onnx", ".pt2") or not path.parent.is_dir():
-        raise BatchbayesError(
-            expected="a path that ends in .onnx or .pt2, in a folder that exists", got=str(path), fix="change the path"
-        )
-    missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
-    if path.suffix == ".onnx" and missing:
-        raise BatchbayesError(
-            expected="the packages onnx and onnxscript for an .onnx file",
-            got=f"no {' and no '.join(missing)}",
-            fix=f"{install_command('export')}, or write a .pt2 file",
-        )
-    return path
-
-
-def _engine(posterior: Posterior, engine: str) -> str:
-    """Return the engine that predicts. All draws of a point are one function, whatever the engine."""
-    if engine not in ("sample", "linear"):
-        raise BatchbayesError('engine="sample" or "linear" for a file', repr(engine), "choose one of them")
-    return "sample" if posterior.is_point else engine
-
-
 def _require_precision(path: Path, examples: Tensor) -> None:
     if path.suffix == ".onnx" and examples.dtype == torch.bfloat16:
         raise BatchbayesError(
@@ -221,16 +239,6 @@ def _require_precision(path: Path, examples: Tensor) -> None:
             got="bfloat16, in which runtimes of ONNX compute few operations on a CPU, and which numpy does not have",
             fix="fit the posterior to network.float(), or write a .pt2 file",
         )
-
-
-def _require_flags(threshold: Threshold, novelty: Novelty | None, novelty_level: float) -> None:
-    """Raise an error for limits that flag nothing."""
-    each = threshold if isinstance(threshold, list | tuple) else [] if threshold is None else [threshold]
-    if not all(isinstance(one, Real) and not math.isnan(one) for one in each):
-        got = f"{threshold!r}, which flags nothing"
-        raise BatchbayesError(expected="a threshold of uncertainty", got=got, fix="pass a number, or leave it out")
-    if isinstance(novelty, Novelty):
-        novelty.checked_level(novelty_level)
 
 
 def _require_own_network(posterior: Posterior, watching: Any, kind: type, what: str) -> None:
@@ -247,30 +255,6 @@ def _require_own_network(posterior: Posterior, watching: Any, kind: type, what: 
             got="one of a network with other weights",
             fix=f"call bb.{kind.kind} with the same network",
         )
-
-
-def _own_copy(prepare: nn.Module | None) -> nn.Module | None:
-    """Return a copy in evaluation mode, because in training mode a batch norm would take the statistics of inputs."""
-    if prepare is not None and not isinstance(prepare, nn.Module):
-        raise BatchbayesError(
-            expected="prepare as a torch.nn.Module",
-            got=f"a {type(prepare).__name__}",
-            fix="put what it does into the forward of a module",
-        )
-    return None if prepare is None else copy.deepcopy(prepare).eval()
-
-
-def _examples(inputs: Tensor) -> Tensor:
-    """Return the example inputs on the CPU, repeated if there are too few."""
-    if not isinstance(inputs, Tensor) or inputs.ndim < 2 or not len(inputs):
-        raise BatchbayesError(
-            expected="example inputs as one tensor (N, ...)",
-            got=f"{type(inputs).__name__} {tuple(getattr(inputs, 'shape', ()))}",
-            fix="pass a few inputs; wrap a network that takes several tensors, or graphs and sequences of any size, in "
-            "a module that takes one tensor, padded to one size",
-        )
-    examples = inputs.detach().cpu()
-    return torch.cat([examples] * -(-EXAMPLES // len(examples)))
 
 
 def _shown(predictive: Any, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -333,7 +317,7 @@ def _session(content: bytes) -> Run:
 def _price(program: Program, inputs: Tensor) -> float:
     """Return what the program costs in torch, in passes of its network."""
     with torch.no_grad():
-        return _ratio(program, program.network.eval(), inputs, program.ready(inputs))
+        return _ratio(program, program.beside.network.eval(), inputs, program.ready(inputs))
 
 
 def _ratio(run: Run, plain: Run, inputs: Tensor, ready: Tensor) -> float:
@@ -356,7 +340,7 @@ def _torch_file(program: Program, example: Tensor, notes: Mapping[str, str]) -> 
 
 def _sizes(program: Program, novelty: Novelty | None, drift: Drift | None) -> tuple[int, int]:
     """Return the bytes of the weights, and those of the bank and the detectors."""
-    network, draws = program.network, program.draws
+    network, draws = program.beside.network, program.draws
     bank = num_bytes(draws.step.bank.rows) if isinstance(draws, Loop) else draws.moves.num_bytes
     held = [] if novelty is None else list(novelty.state()[1].values())
     parts = [] if drift is None else [drift.moments, drift.ordinary.gaussian]

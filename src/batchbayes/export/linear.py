@@ -7,6 +7,7 @@ Draws of a last layer need its features alone.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -97,19 +98,15 @@ class Heads(nn.Module):
 
     def __init__(self, posterior: LaplacePosterior, network: Network, count: int, seed: int) -> None:
         super().__init__()
-        self.network, self._run, self._name = network.module, network, posterior.layer.name
-        self._has_bias = posterior.layer.module.bias is not None
-        self._deviations = posterior.deviations(seed, range(count)).mT.double().cpu().contiguous()  # (S, P, K)
+        self.network = network.module
+        self._posterior = replace(posterior, layer=replace(posterior.layer, network=network))
+        self._deviations = posterior.deviations(seed, range(count)).flatten(1)  # (S, K P)
         self.num_bytes = self._deviations.numel() * self._deviations.element_size()
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return all draws, (S, n, ...)."""
-        seen: list[Tensor] = []
-        outputs = self._run(inputs, before={self._name: seen.append})
-        features = seen[0].double()  # as in `predict`: draws may be the difference of large numbers
-        features = nn.functional.pad(features, (0, 1), value=1.0) if self._has_bias else features
-        moves = (features @ self._deviations).to(outputs.dtype)  # (S, n, K)
-        return outputs + (moves if outputs.ndim > 1 else moves[..., 0])
+        outputs, moves = self._posterior.tangents(inputs, self._deviations)
+        return outputs + moves
 
 
 def linear_moves(

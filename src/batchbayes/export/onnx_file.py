@@ -34,22 +34,22 @@ def build_model(program: Program, example: Tensor) -> Any:
         x = graph.add("prepare", _exported(program.prepare, (example,), [True]), x)
     with torch.no_grad():
         ready = program.ready(example)
-        p_value = () if program.detector is None else (program.detector(ready),)
+        p_value = () if program.beside.detector is None else (program.beside.detector(ready),)
         state = program.draws(ready)
         wanted = program.finish(example, state, *p_value)
     if isinstance(program.draws, Loop):
         found = _looped(graph, program.draws, ready, x)
     else:
         found = graph.add("draws", _exported(program.draws, (ready,), [True]), x)
-    if program.detector is not None:
-        found += graph.add("detector", _exported(program.detector, (ready,), [True]), x)
+    if program.beside.detector is not None:
+        found += graph.add("detector", _exported(program.beside.detector, (ready,), [True]), x)
     is_batch = [True, [True] * len(state), *[True] * len(p_value)]
     finish = _exported(program.finish, (example, state, *p_value), is_batch)
     said = graph.add("finish", finish, [taken, *found])
-    if program.drift is not None:
-        said += graph.add("drift", _exported(program.drift, (ready,), [True]), x)
+    if program.beside.drift is not None:
+        said += graph.add("drift", _exported(program.beside.drift, (ready,), [True]), x)
         with torch.no_grad():
-            wanted |= program.drift(ready)
+            wanted |= program.beside.drift(ready)
     return graph.model(said, wanted, example)
 
 
@@ -62,7 +62,7 @@ def with_notes(model: Any, notes: Mapping[str, str]) -> Any:
 def plain_model(program: Program, example: Tensor) -> bytes:
     """Return the network alone as the content of an ONNX file, to compare the time of a file with."""
     ready = program.ready(example)
-    return _exported(program.network, (ready,), [True]).SerializeToString()
+    return _exported(program.beside.network, (ready,), [True]).SerializeToString()
 
 
 def _looped(graph: "_Graph", loop: Loop, ready: Tensor, x: list[str]) -> list[str]:

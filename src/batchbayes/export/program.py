@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -200,7 +200,7 @@ class Loop(nn.Module):
 class AtOnce(nn.Module):
     """All draws from one pass and a few more, for each example by itself."""
 
-    def __init__(self, moves: Moves | Heads, summary: Summary, keep: bool) -> None:
+    def __init__(self, moves: Moves | Heads, summary: Summary, keep: int) -> None:
         super().__init__()
         self.moves, self._summary, self._keep = moves, summary, keep
 
@@ -218,7 +218,7 @@ def num_bytes(tensors: Sequence[Tensor]) -> int:
 class Finish(nn.Module):
     """What is said about each input when all draws are done."""
 
-    def __init__(self, summary: Summary, count: int, threshold: Threshold, level: float, keep: bool) -> None:
+    def __init__(self, summary: Summary, count: int, threshold: Threshold, level: float, keep: int) -> None:
         super().__init__()
         in_nats = isinstance(summary, ClassSummary)
         self._limits = torch.finfo(torch.float64).max if threshold is None else flag_limits(threshold, in_nats=in_nats)
@@ -247,6 +247,14 @@ class Finish(nn.Module):
         return found | {"flag": flag}
 
 
+class Beside(NamedTuple):
+    """Modules with the network in them. They are no submodules: torch.export cannot have the network in two."""
+
+    detector: nn.Module | None
+    drift: nn.Module | None
+    network: nn.Module
+
+
 class Program(nn.Module):
     """The whole prediction: inputs (N, ...) in, outputs by name out."""
 
@@ -261,29 +269,18 @@ class Program(nn.Module):
     ) -> None:
         super().__init__()
         self.prepare, self.draws, self.finish = prepare, draws, finish
-        self._others = detector, drift, network  # no submodules: torch.export cannot have the network in two
+        self.beside = Beside(detector, drift, network)
 
     def forward(self, inputs: Tensor) -> dict[str, Tensor]:
         """Make all draws, and say what they say."""
         ready = self.ready(inputs)
-        found = self.finish(inputs, self.draws(ready), None if self.detector is None else self.detector(ready))
-        return found if self.drift is None else found | self.drift(ready)
+        detector, drift, _ = self.beside
+        found = self.finish(inputs, self.draws(ready), None if detector is None else detector(ready))
+        return found if drift is None else found | drift(ready)
 
     def ready(self, inputs: Tensor) -> Tensor:
         """Return the inputs of the network."""
         return inputs if self.prepare is None else self.prepare(inputs.clone())
-
-    @property
-    def detector(self) -> nn.Module | None:
-        return self._others[0]
-
-    @property
-    def drift(self) -> nn.Module | None:
-        return self._others[1]
-
-    @property
-    def network(self) -> nn.Module:
-        return self._others[2]
 
 
 @contextmanager
@@ -334,20 +331,19 @@ def build_program(
     network, summary = _copied(posterior), summary_of(likelihood, conformal)
     count = num_draws(posterior, None if num_samples is None else whole_number("num_samples", num_samples))
     ready = examples if prepare is None else prepare(examples.clone())
-    moves: Moves | Heads | None = None
+    keep = count if keep_draws else 0
+    draws: Loop | AtOnce
     if isinstance(posterior, LaplacePosterior):
-        moves = Heads(posterior, network, count, seed)
+        draws = AtOnce(Heads(posterior, network, count, seed), summary, keep)
     elif engine == "linear" and isinstance(posterior, BatchNormPosterior) and not posterior.is_point:
         contrasts = bool(likelihood.shift_invariant) and not keep_draws
         with words_for_exporter():
-            moves = linear_moves(posterior, network, ready, count, seed, contrasts=contrasts)
-    draws: Loop | AtOnce
-    if moves is not None:
-        draws = AtOnce(moves, summary, keep_draws)
+            draws = AtOnce(linear_moves(posterior, network, ready, count, seed, contrasts=contrasts), summary, keep)
     else:
-        bank = replace(stack([posterior.draw(seed, index) for index in range(count)], ready), network=network)
-        draws = Loop(Step(bank, summary, count if keep_draws else 0), ready)
-    finish = Finish(summary, count, threshold, novelty_level, keep_draws)
+        bank = stack([posterior.draw(seed, index) for index in range(count)], ready)
+        bank = replace(bank, network=replace(network, output=bank.network.output))
+        draws = Loop(Step(bank, summary, keep), ready)
+    finish = Finish(summary, count, threshold, novelty_level, keep)
 
     def watched(by: Novelty | Drift) -> Network:
         return network if posterior.needs_weights else _copied(by)
@@ -369,14 +365,7 @@ def _copied(posterior: Posterior | Novelty | Drift) -> Network:
             got=f"a {type(posterior).__name__}",
             fix="fit first, or pass bb.deterministic(model)",
         )
-    try:
-        return Network(copy.deepcopy(network.module).cpu().requires_grad_(False), network.output)
-    except Exception as error:
-        raise BatchbayesError(
-            expected="a network that can be copied",
-            got=f"{type(network.module).__name__}, and {type(error).__name__}: {error}"[:300],
-            fix="take locks, files and tensors with gradients out of its attributes",
-        ) from error
+    return Network(copy.deepcopy(network.module).cpu().requires_grad_(False), network.output)
 
 
 def summary_of(likelihood: object, conformal: Intervals | None) -> Summary:
