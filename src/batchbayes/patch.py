@@ -83,7 +83,7 @@ class Patch:
     before: Mapping[str, Callable[[Tensor], None]] = field(default_factory=dict)
     """Functions by name of layer that may refuse its inputs."""
     afterwards: Callable[[Any], None] | None = None
-    """What looks at the inputs of a pass when it is over, to warn."""
+    """What looks at the inputs of a pass with masks when it is over, to warn."""
 
     def __call__(self, inputs: Any) -> Tensor:
         """Return the outputs for inputs (N, ...)."""
@@ -102,16 +102,19 @@ class Patch:
         return outputs
 
     def _run(self, inputs: Any) -> Tensor:
-        calls: Counter[str] = Counter()
-        instead: dict[str, Callable[[Tensor], Tensor]] = {}
-        if self.masks:
-            known = (
-                None if isinstance(inputs, Whole) else inputs.shape[0] if isinstance(inputs, Tensor) else len(inputs)
-            )
-            instead |= {name: partial(self._masked, name, calls, known) for name in self.masks}
-        instead |= {name: partial(_through, head) for name, head in self.heads.items()}
-        changes = {"tensors": self.tensors, "before": self.before, "instead": instead}
-        outputs = self.network(inputs, **{kind: change for kind, change in changes.items() if change})
+        changes: dict[str, Any] = {"tensors": self.tensors} if self.tensors else {}
+        if self.before:
+            changes["before"] = self.before
+        if self.masks or self.heads:
+            calls: Counter[str] = Counter()
+            changes["instead"] = {name: partial(_through, head) for name, head in self.heads.items()}
+            changes["instead"] |= {name: partial(self._masked, name, calls, _length(inputs)) for name in self.masks}
+            outputs = self.network(inputs, **changes)
+            self._look_back(inputs, calls)
+            return outputs
+        return self.network(inputs, **changes)
+
+    def _look_back(self, inputs: Any, calls: Counter[str]) -> None:
         if self.masks and not calls:
             raise BatchbayesError(
                 expected="dropout layers that run in a forward pass",
@@ -120,7 +123,6 @@ class Patch:
             )
         if self.afterwards is not None:
             self.afterwards(inputs)
-        return outputs
 
     def _masked(self, name: str, calls: Counter[str], known: int | None, activations: Tensor) -> Tensor:
         """Put a mask on activations. Examples can share it only if they are known to be the first axis."""
@@ -133,6 +135,11 @@ class Patch:
         calls[name] += 1
         factor, *offset = self.masks[name].at(activations, calls[name])
         return activations * factor + offset[0] if offset else activations * factor
+
+
+def _length(inputs: Any) -> int | None:
+    """Return the number of examples, as a symbol where the pass is traced; None for inputs that are no rows."""
+    return None if isinstance(inputs, Whole) else inputs.shape[0] if isinstance(inputs, Tensor) else len(inputs)
 
 
 def _through(head: Affine, features: Tensor) -> Tensor:

@@ -46,14 +46,15 @@ class SignalShift(SignalTransform):
     def look(self, inputs: Tensor, row: Tensor) -> Tensor:
         is_long = self.signals(inputs).shape[-1] > self.most
         self.fitting(inputs, is_long, f"signals longer than the shift of {self.most}", "shift by less")
-        return shifted(inputs, row, -1, inputs.new_full((), self.fill))
+        seen, inside = shifted(inputs, row, -1)
+        return torch.where(inside, seen, inputs.new_full((), self.fill))
 
     def back(self, outputs: Tensor, inputs: Tensor, row: Tensor) -> Tensor:
         length, is_sequence = inputs.shape[-1], outputs.ndim >= min(3, inputs.ndim)
         if is_sequence and outputs.shape[-1] == length:
-            return shifted(outputs, -row, -1)
+            return shifted(outputs, -row, -1)[0]
         if outputs.ndim == 3 and outputs.shape[1] == length:  # steps, and then classes
-            return shifted(outputs, -row, 1)
+            return shifted(outputs, -row, 1)[0]
         if outputs.ndim > 2 and outputs.shape[2:].numel() > 1:
             raise other_places((length,), outputs)
         return outputs

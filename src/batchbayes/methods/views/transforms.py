@@ -223,12 +223,14 @@ class RandomCrop(ImageTransform):
     def view(self, images: Tensor, row: Tensor) -> Tensor:
         is_large = self.padding < min(images.shape[-2:])
         self.fitting(images, is_large, f"images larger than the padding of {self.padding}", "use a smaller padding")
-        fill, (down, right) = self.filled(self.fill, images), row.to(images.device).unbind()
-        return shifted(shifted(images, down, -2, fill), right, -1, fill)
+        down, right = row.to(images.device).unbind()
+        seen, rows = shifted(images, down, -2)
+        seen, columns = shifted(seen, right, -1)
+        return torch.where(rows[:, None] & columns, seen, self.filled(self.fill, images))
 
     def undo(self, maps: Tensor, row: Tensor) -> Tensor:
         down, right = row.to(maps.device).unbind()
-        return shifted(shifted(maps, -down, -2), -right, -1)
+        return shifted(shifted(maps, -down, -2)[0], -right, -1)[0]
 
 
 @checked
@@ -292,15 +294,15 @@ def steps(numbers: Tensor, most: int) -> Tensor:
     return (numbers.double() * (2 * most + 1)).long() - most
 
 
-def shifted(values: Tensor, offset: Tensor, axis: int, fill: Tensor | None = None) -> Tensor:
-    """Return what lies `offset` places further along an axis. Outside it is `fill`, or the last one that is known."""
+def shifted(values: Tensor, offset: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+    """Return what lies `offset` places further along an axis, and which places (L,) lie inside.
+
+    Outside the last one that is known is repeated.
+    """
     length = values.shape[axis]
     places = torch.arange(length, device=values.device) + offset.to(values.device)
-    seen = values.index_select(axis, places.clamp(0, length - 1))
-    if fill is None:
-        return seen
-    is_inside = (places >= 0) & (places < length)
-    return torch.where(is_inside if axis == -1 else is_inside[:, None], seen, fill)
+    inside = (places >= 0) & (places < length)
+    return values.index_select(axis, places.clamp(0, length - 1)), inside
 
 
 def _resampled(images: Tensor, matrix: Tensor, outside: str) -> Tensor:
