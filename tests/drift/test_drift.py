@@ -140,17 +140,35 @@ def test_an_adapted_posterior_is_one_like_any_other(classifier, tmp_path):
 
 
 def test_what_a_window_leaves_unknown_falls_with_its_size(classifier):
-    """Given the window, the variance is lambda / n times that of one example."""
-    from batchbayes.drift.adapt import adapt_to, as_posterior
+    """Given the window, the variance at the first site is 2.25 lambda / (n + 8) times that of one example."""
+    from batchbayes.drift.adapt import adapt_to
+    from batchbayes.network.source import spread_evenly
 
     _, drift = classifier
-    adapted = adapt_to(drift.sight, drift.moments, blobs(64, 14)[0] + 1.5)
-    few, many = (as_posterior(drift.sight, drift.moments, adapted, n).omega_var() for n in (16, 256))
-    torch.testing.assert_close(few, 16 * many)
-    width, std = 32, drift.sight.units[1, :32]
-    expected = adapted.trust[0, 0] * std.square() * drift.moments.rows[:, :width].square().sum(0) / 63 / 16
-    torch.testing.assert_close(few[:width], expected)
+    for n in (16, 256):
+        x = blobs(n, 14)[0] + 1.5
+        adapted, posterior = adapt_to(drift.sight, drift.moments, x), drift.adapt(x, gate=False)
+        width, std, rows = 32, drift.sight.units[1, :32], drift.moments.rows[spread_evenly(64, 16)]
+        assert len(posterior.deviations) == len(rows) == 16
+        expected = adapted.trust[0, 0].sqrt() * std * rows[:, :width] * 1.5 / (n + 8) ** 0.5
+        torch.testing.assert_close(posterior.deviations[:, :width], expected, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(drift.moments.rows.square().mean(0).sum(), drift.moments.within.sum(), rtol=0.1, atol=0)
+
+
+def test_later_sites_of_a_draw_are_measured_after_earlier_ones_have_moved(classifier):
+    """The second site of a draw sees what the first one makes of the window, by hand."""
+    network, drift = classifier
+    x = blobs(24, 5)[0] + 1.0
+    posterior = drift.adapt(x, gate=False)
+    omega = posterior.center + posterior.deviations[3]
+    means, log_stds = omega[:32], omega[32:64]
+    first, norm = network[0](x), network[1]
+    h = (first - means) / log_stds.exp() * norm.weight + norm.bias
+    seen = network[3](h.relu())  # the inputs of the second site
+    moved = posterior.draw(0, 0)  # any draw has both sites in place
+    assert moved(x).isfinite().all()
+    far, near = ((seen.mean(0) - statistics).norm() for statistics in (drift.sight.units[0, 32:], omega[64:96]))
+    assert near < far
 
 
 def test_a_window_of_one_example(classifier):

@@ -19,7 +19,7 @@ from batchbayes._common import text
 from batchbayes._common.checks import check_classes, whole_number
 from batchbayes._common.rng import generator
 from batchbayes.drift.accuracy import Confidence, measure_confidence
-from batchbayes.drift.adapt import Adapted, ClassMoments, adapt_to, as_posterior, class_mix, fit_moments
+from batchbayes.drift.adapt import Adapted, ClassMoments, adapt_to, as_posterior, class_mix, draws_of, fit_moments
 from batchbayes.drift.report import DriftReport, Kind
 from batchbayes.errors import BatchbayesError, warn
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
@@ -107,8 +107,8 @@ class Drift:
     def adapt(self, window: Batches, *, inputs: Picker = None, gate: bool = True) -> BatchNormPosterior:
         """Return the network with statistics that follow a window of inputs, for `predict` and all else.
 
-        Draws differ in what the window leaves unknown. If the test sees no change at 5 %, the posterior is the network
-        as it is. `gate=False` leaves the test out: the shrinkage alone decides.
+        Its 16 draws differ in what the window leaves unknown; each costs a pass of the window. If the test sees no
+        change at 5 %, the posterior is the network as it is. `gate=False` leaves the test out: the shrinkage decides.
         """
         examples, sample, _ = self.seen(window, inputs)
         if gate and self.ordinary.evidence(sample, self.widths, GATE_WINDOWS).p_value > LEVEL:
@@ -119,10 +119,11 @@ class Drift:
         """Return the posterior of the network adapted to inputs, or as it is."""
         if inputs is not None:
             adapted = adapt_to(self.sight, self.moments, inputs)
-            return as_posterior(self.sight, self.moments, adapted, len(inputs))
+            draws = draws_of(self.sight, self.moments, inputs, adapted)
+            return as_posterior(self.sight, adapted, draws, len(inputs))
         mean, std = self.sight.units
-        unchanged = Adapted(torch.empty(0), mean, std.log(), torch.zeros(len(self.sight.places), 2).to(mean))
-        return as_posterior(self.sight, self.moments, unchanged, 1)
+        trust = torch.zeros(len(self.sight.places), 2).to(mean)
+        return as_posterior(self.sight, Adapted(torch.empty(0), mean, std.log(), trust, self.moments.shares), [], 1)
 
     def sets(self, window: Batches, coverage: float = 0.9, *, inputs: Picker = None) -> Tensor:
         """Return which classes the truth is among, (n, K) bool: sets that grow with the drift of the window."""
@@ -136,7 +137,7 @@ class Drift:
         adapted = adapt_to(self.sight, self.moments, few)
         logits = adapted.logits
         if len(few) < len(examples):
-            posterior = as_posterior(self.sight, self.moments, adapted, len(few))
+            posterior = as_posterior(self.sight, adapted, [], len(few))
             function, device = posterior.function(posterior.center), posterior.device
             with torch.no_grad():
                 logits = torch.cat([function(part.to(device)).double().cpu() for part in cut(examples, None, CHUNK)])
