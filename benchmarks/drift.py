@@ -29,8 +29,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import batchbayes as bb
-from batchbayes.drift.adapt import adapt_to
-from batchbayes.drift.detector import GATE_WINDOWS
 from batchbayes.tools import generator
 
 REFERENCE, CALIBRATION, UNSEEN, TEST = 2000, slice(5000, 7000), slice(7000, 10000), slice(8000, 10000)
@@ -39,6 +37,8 @@ IMAGES = {1: 32, 8: 64, 32: 128, 128: 128}
 """Images of a cell in each round, for each size of windows. Each cell draws them from all 2,000."""
 SEEN = 500
 """Corrupted images for the test and the monitor."""
+DRAWS = 16
+"""Draws of the adapted network, as in the tutorial."""
 Predict = Callable[[Tensor], Tensor]
 
 
@@ -127,19 +127,28 @@ class Case:
         chosen = windows(labels, size, stream, count, seed=15 * turn + list(CORRUPTIONS).index(name))
         inputs = standardise(corrupt(images[torch.cat(chosen)], name, severity, seed=turn)).split(size)
         methods: dict[str, Predict] = {
+            "network": self.network,
             "batch": blended(self.network, 0.0),
             "N = 16": blended(self.network, 16.0),
             "N = 64": blended(self.network, 64.0),
             "TENT": tent(self.network),
-            "adapted": lambda x: adapt_to(self.drift.sight, self.drift.moments, x).logits.float(),
         }
         if severity in (1, 3):
             del methods["TENT"], methods["N = 16"]
-        found = {method: torch.stack([predict(x) for x in inputs]) for method, predict in methods.items()}
-        seen = [self.drift.seen(x, None)[1:] for x in inputs]
-        gate = [self.drift.ordinary.evidence(sample, self.drift.widths, GATE_WINDOWS).p_value for sample, _ in seen]
-        own = torch.stack([logits for _, logits in seen]).float()
-        return found | {"rows": torch.stack(chosen), "network": own, "p": torch.tensor(gate)}
+        found = {method: torch.stack([predict(x) for x in inputs]).float() for method, predict in methods.items()}
+        parts = [self.by_call(x) for x in inputs]
+        return found | {"rows": torch.stack(chosen)} | {key: torch.stack([p[key] for p in parts]) for key in parts[0]}
+
+    def by_call(self, window: Tensor) -> dict[str, Tensor]:
+        """Return what the calls of the tutorial say of a window: log probabilities, and the report's numbers."""
+        report, posterior = self.drift.report(window), self.drift.adapt(window)
+        likelihoods = [bb.categorical(), bb.categorical(temperature=report.temperature or 1.0)]
+        (predicted,) = bb.predict_stream(posterior, [window], likelihoods, num_samples=DRAWS)
+        plain, tempered = (each.log_probs.float() for each in predicted.predictives)
+        numbers = report.p_value, report.expected_accuracy.value, report.network_accuracy.value
+        names = ("p", "expected", "expected of the network")
+        said = {name: torch.tensor(number) for name, number in zip(names, numbers, strict=True)}
+        return said | {"drift": plain, "drift, temperature": tempered, "sets": self.drift.sets(window, 0.9)}
 
 
 def work(depth: int, sizes: list[int]) -> Iterator[tuple[object, ...]]:

@@ -18,7 +18,6 @@ from corruptions import CORRUPTIONS
 from drift import STREAMS, TEST, UNSEEN, Case, read, windows
 from torch import Tensor
 
-from batchbayes.drift.adapt import adapt_to
 from batchbayes.drift.detector import GATE_WINDOWS, LEVEL
 from batchbayes.drift.monitor import BINS, MOST, POWERS, bet_on, entering, rank
 from batchbayes.novelty.windows import Sample
@@ -40,15 +39,13 @@ def table(columns: Iterable[str], rows: dict[str, Row], digits: int = 1) -> None
 
 
 def cells(results: Path, depth: int, severity: int, stream: str, size: int) -> dict[str, dict[str, Tensor]]:
-    """Return the windows of each corruption, of all turns together, with the answers of the gated method."""
+    """Return the windows of each corruption, of all turns together."""
     found = {}
     for name in CORRUPTIONS if severity else [CLEAN]:
         turns = [read(results, "adapt", depth, name, severity, stream, size, turn) for turn in range(8)]
         parts = [part for part in turns if part is not None]
         if parts:
-            joined = {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
-            is_changed = (joined["p"] <= LEVEL)[:, None, None]
-            found[name] = joined | {"drift": torch.where(is_changed, joined["adapted"], joined["network"])}
+            found[name] = {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
     return found
 
 
@@ -73,8 +70,8 @@ def show_adapted(case: Case, results: Path, depth: int) -> None:
                 images = sum(each["rows"].numel() for each in own.values())
                 column = columns.setdefault(f"n = {size}, {stream} ({len(own)}; {images:,})", {})
                 for method in METHODS:
-                    if all(method.split(",")[0] in each for each in own.values()):
-                        pairs = [(calibrated(case, method, x), labels[x["rows"]]) for x in own.values()]
+                    if all(method in each for each in own.values()):
+                        pairs = [(x[method], labels[x["rows"]]) for x in own.values()]
                         off = statistics.fmean(error(*pair) for pair in pairs)
                         loss = statistics.fmean(nll(*pair) for pair in pairs)
                         column[method] = f"{off:.1f} / {loss:.2f}"
@@ -98,7 +95,7 @@ def show_clean(case: Case, results: Path, depth: int, streams: list[str]) -> Non
             for rows in chosen:
                 sample = Sample(rows_[rows], classes[rows])
                 is_changed = case.drift.ordinary.evidence(sample, case.drift.widths, GATE_WINDOWS).p_value <= LEVEL
-                said = adapt_to(case.drift.sight, case.drift.moments, images[rows]).logits if is_changed else own[rows]
+                said = case.by_call(images[rows])["drift"] if is_changed else own[rows]
                 wrong += torch.tensor([float((each.argmax(1) != labels[rows]).sum()) for each in (own[rows], said)])
                 changed += is_changed
             count = size * len(chosen)
@@ -108,20 +105,9 @@ def show_clean(case: Case, results: Path, depth: int, streams: list[str]) -> Non
     table(["network", "drift", "called changed, %", "images"], found, digits=2)
 
 
-def calibrated(case: Case, method: str, cell: dict[str, Tensor]) -> Tensor:
-    """Return logits of a method. Those of a changed window have a temperature of their own, if it is asked for."""
-    confidence = case.drift.confidence
-    if method != "drift, temperature" or confidence is None:
-        return cell[method.split(",")[0]]
-    changed = (cell["p"] <= LEVEL)[:, None, None]
-    scaled = torch.stack([window / confidence.temperature_of(window) for window in cell["adapted"]])
-    return torch.where(changed, scaled, cell["network"])
-
-
 def show_accuracy(case: Case, results: Path, depth: int) -> dict[int, list[tuple[float, float]]]:
     """Print how far estimates of the accuracy are off, and coverage of 90 % sets. Return the latter by severity."""
-    labels, confidence = case.labels[TEST].long(), case.drift.confidence
-    assert confidence is not None
+    labels = case.labels[TEST].long()
     logits = torch.cat([case.network(part) for part in case.labelled[0].split(250)])
     probs, truth = logits.softmax(1), case.labelled[1].long()
     limit = probs.amax(1).double().quantile(1 - (probs.argmax(1) == truth).double().mean())
@@ -133,8 +119,8 @@ def show_accuracy(case: Case, results: Path, depth: int) -> dict[int, list[tuple
         for severity in (0, *SEVERITIES):
             found = []
             for cell in cells(results, depth, severity, "mixed", size).values():
-                each = [_labelless(confidence, limit, plain, *window) for window in
-                        zip(cell["network"], cell["adapted"], labels[cell["rows"]], strict=True)]  # fmt: skip
+                each = [_labelless(limit, plain, {key: value[k] for key, value in cell.items()}, labels)
+                        for k in range(len(cell["rows"]))]  # fmt: skip
                 found.append({key: statistics.fmean(w[key] for w in each) for key in each[0]})
             if not found:
                 continue
@@ -152,16 +138,15 @@ def show_accuracy(case: Case, results: Path, depth: int) -> dict[int, list[tuple
 PAIRS = [("adapted", "adapted, true")] + [(key, "network, true") for key in ("network", "average confidence", "ATC")]
 
 
-def _labelless(
-    confidence: Any, limit: Tensor, plain: float, own: Tensor, adapted: Tensor, labels: Tensor
-) -> dict[str, float]:
+def _labelless(limit: Tensor, plain: float, window: dict[str, Tensor], every: Tensor) -> dict[str, float]:
     """Return what is expected of the accuracies of a window, and what they are; coverage and size of 90 % sets."""
-    probs, sets = own.softmax(1), confidence.sets(adapted, 0.9)
+    own, sets, labels = window["network"], window["sets"], every[window["rows"]]
+    probs = own.softmax(1)
     usual = 1 - probs <= plain
     return {
-        "adapted": confidence.estimate(adapted, adapted.argmax(1)).value,
-        "adapted, true": float((adapted.argmax(1) == labels).double().mean()),
-        "network": confidence.estimate(adapted, own.argmax(1)).value,
+        "adapted": float(window["expected"]),
+        "adapted, true": float((window["drift"].argmax(1) == labels).double().mean()),
+        "network": float(window["expected of the network"]),
         "network, true": float((own.argmax(1) == labels).double().mean()),
         "average confidence": float(probs.amax(1).mean()),
         "ATC": float((probs.amax(1) >= limit).double().mean()),

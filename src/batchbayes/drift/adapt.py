@@ -20,7 +20,7 @@ one.
 variance $\lambda v$. A draw is the last pass once more: each site adds a deviation of ordinary examples, with that
 variance, to what it has adapted to, and later sites are measured again after it. So the sites of a draw fit each other,
 and it is hardly less accurate. The width is $1.5 \sqrt{n / (n + 8)}$ times that: narrower for windows of few inputs,
-where $\lambda$ itself is a guess, and wider for others, since networks are too sure under drift. Both numbers were chosen
+where $\lambda$ itself is a guess, and wider for others, since networks are too sure under drift. Both were chosen
 on a ResNet-20 (docs/results/drift.md).
 
 Reference for the statistics of a window: Schneider et al., NeurIPS 2020; Nado et al., 2020. Where we differ: no
