@@ -1,6 +1,11 @@
 """Drift in a file and in the service: the same numbers as in Python, and an alarm while requests come in."""
 
 import json
+import os
+import shutil
+import subprocess
+import sys
+import time
 import urllib.request
 
 import numpy as np
@@ -12,6 +17,7 @@ from helpers.served import answer, serving
 from torch import nn
 
 import batchbayes as bb
+from batchbayes._common.files import read_json
 from batchbayes.errors import BatchbayesError
 
 
@@ -82,6 +88,7 @@ def settled(service):
 def test_a_drift_that_comes_in_raises_the_alarm_of_a_monitor_in_python(classifier, exported):
     _, drift = classifier
     monitor = drift.monitor()
+    (exported / "drift.watched.safetensors").unlink(missing_ok=True)
     with serving(exported / "network.onnx", drift=exported / "drift.safetensors") as (service, address):
 
         def ask(inputs, **more):
@@ -120,6 +127,48 @@ def test_a_drift_that_comes_in_raises_the_alarm_of_a_monitor_in_python(classifie
         shown = told_by(f"{address}/")
         assert "The data has changed" in shown
         assert "<polyline" in shown
+
+
+def test_a_service_that_was_killed_goes_on_with_its_watch(exported, tmp_path):
+    shutil.copy(exported / "drift.safetensors", tmp_path / "d.safetensors")
+    command = [sys.executable, "-m", "batchbayes", "serve", str(exported / "network.onnx"), "--port", "0"]
+    command += ["--drift", str(tmp_path / "d.safetensors"), "--threads", "1"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+
+    def started():
+        with (tmp_path / "log").open("w") as log:
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
+        with process.stdout as told:
+            return process, told.readline().strip()
+
+    def ask(address, inputs):
+        return answer(f"{address}/predict", json.dumps({"inputs": inputs.tolist()}))[1]
+
+    process, address = started()
+    for part in (0.5 * blobs(120, 21)[0] + 2.0).split(20):
+        ask(address, part)
+    kept = tmp_path / "d.watched.safetensors"
+    for _ in range(300):  # the monitor looks at rows after they were answered
+        if kept.exists() and read_json(kept, "watched")["monitor"]["alarm"]:
+            break
+        ask(address, 0.5 * blobs(2, 22)[0] + 2.0)
+        time.sleep(0.1)
+    process.kill()
+    process.wait()
+    process, address = started()
+    assert ask(address, 0.5 * blobs(2, 23)[0] + 2.0)["alarm"]
+    process.terminate()
+    assert process.wait(timeout=30) == 0
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines() if line.startswith("{")]
+    (told,) = [line for line in lines if line["event"] == "the watch goes on"]
+    assert told["alarm"]
+    assert told["examples"] >= 20
+    kept.write_bytes(kept.read_bytes()[:-7])  # damaged: it starts afresh, and says so
+    process, address = started()
+    assert not ask(address, blobs(2, 24)[0])["alarm"]
+    process.terminate()
+    process.wait(timeout=30)
+    assert "the watch starts afresh" in (tmp_path / "log").read_text()
 
 
 def test_a_drift_that_is_not_that_of_the_file_is_refused(exported, tmp_path):

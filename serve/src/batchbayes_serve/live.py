@@ -1,9 +1,11 @@
 """What is known about a running service: Prometheus metrics, the monitor of drift, and a page that shows both."""
 
 import html
+import json
 import logging
 import math
 import string
+import time
 from collections import deque
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("batchbayes_serve")
 AFRESH = 64
 """Examples after which the latest window is looked at again."""
+KEPT_SECONDS = 3.0
+"""How often it is written where the monitor stands."""
 POINTS = 400
 """Of a curve. If there are more, every other one is left out, so that a curve of any length has its whole past."""
 PAGE = Path(__file__).parent / "page.html"
@@ -86,7 +90,11 @@ class Look(NamedTuple):
 
 
 class Watcher:
-    """Runs a monitor of drift over rows that were predicted. The file has computed their statistics already."""
+    """Runs a monitor of drift over rows that were predicted. The file has computed their statistics already.
+
+    Where the monitor stands is kept in a file beside the drift, every few seconds and at each alarm. A service that
+    starts again goes on from there.
+    """
 
     def __init__(self, file: OnnxFile, path: Path, metrics: Metrics, false_alarms: float = 0.01) -> None:
         """`path` is a drift or a monitor that `bb.save` wrote. A monitor goes on where it was saved."""
@@ -96,9 +104,43 @@ class Watcher:
             got = "a file of another drift" if "drift" in file.notes else "a file without drift"
             fix = "export it again: bb.export(..., drift=drift), and save the same drift"
             raise BatchbayesError(f"an .onnx file that was exported with {path}", got, fix)
+        self._kept, self._kept_at = path.with_name(f"{path.stem}.watched.safetensors"), 0.0
+        self._go_on()
         self.curve: list[tuple[int, float]] = []
         self.look: Look | None = None
         self._next_look = self.monitor.num_examples + AFRESH
+
+    def _go_on(self) -> None:
+        """Go on where a service before this one was, if it watched by the same drift."""
+        from batchbayes._common.files import UNREADABLE, TensorFile, read_json
+        from batchbayes.drift.monitor import Monitor
+
+        if not self._kept.is_file():
+            return
+        try:
+            kept, own = read_json(self._kept, "watched"), TensorFile(self._kept)
+            header, tensors = self.monitor.state()
+            same = {"drift": self.monitor.drift.digest, "false_alarms": self.monitor.false_alarms}
+            if not own.is_intact() or {name: kept.get(name) for name in same} != same:
+                raise ValueError("a watch by another drift, with another --false-alarms, or a damaged file")
+            restored = {**tensors, **{name: own[name] for name in own}}
+            header = header | {"monitor": kept["monitor"], "output": None}
+            self.monitor = Monitor.restore(header, restored, self.monitor.network.module)
+        except (*UNREADABLE, TypeError, RuntimeError) as error:
+            LOG.warning("the watch starts afresh", extra={"told": {"why": f"{self._kept.name}: {error}"[:300]}})
+        else:
+            told = {"examples": self.monitor.num_examples, "alarm": self.monitor.alarm}
+            LOG.info("the watch goes on", extra={"told": told})
+
+    def keep(self) -> None:
+        """Write where the monitor stands, whole or not at all."""
+        from batchbayes._common.files import write_tensors
+
+        header, tensors = self.monitor.state()
+        own = {name: tensor for name, tensor in tensors.items() if name.startswith(("monitor.", "block."))}
+        kept = {"drift": self.monitor.drift.digest, "false_alarms": self.monitor.false_alarms}
+        write_tensors(self._kept, own, {"watched": json.dumps(kept | {"monitor": header["monitor"]})})
+        self._kept_at = time.monotonic()
 
     def see(self, values: np.ndarray, found: Found) -> None:
         """Bet on new rows, and look at the latest window from time to time."""
@@ -115,6 +157,8 @@ class Watcher:
         if watch.num_examples >= self._next_look:
             self._next_look = watch.num_examples + AFRESH
             self._look()
+        if watch.alarm != was_alarm or time.monotonic() > self._kept_at + KEPT_SECONDS:
+            self.keep()
 
     def _look(self) -> None:
         """Test the latest window, and say how accurate the network is on it."""

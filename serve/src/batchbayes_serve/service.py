@@ -101,6 +101,8 @@ class Service:
         self._worker = asyncio.create_task(self.batcher.work())
         yield
         self._worker.cancel()
+        if self.watcher:
+            await asyncio.get_running_loop().run_in_executor(self._thread, self.watcher.keep)
 
     def _run(self, values: np.ndarray) -> Found:
         """Run one batch. The monitor looks at it in a thread of its own, and nobody waits for that."""
