@@ -40,8 +40,8 @@ STUDIED = {
     "novelty_networks": {"novelty.scores"},  # p-values of other detectors
     "novelty_yardstick": {"novelty.scores"},  # p-values of other detectors
     "passes_needed": {
-        "engines.check", "engines.choose", "engines.linear", "methods.batchnorm.leading",
-        "methods.batchnorm.statistics", "methods.batchnorm.thinning", "report.compare.price",
+        "engines.check", "engines.choose", "engines.linear", "methods.batchnorm.facts",
+        "methods.batchnorm.leading", "methods.batchnorm.thinning", "report.compare.price",
     },  # what each engine needs
     "seen": {"network.function", "novelty.detector", "novelty.scores", "novelty.statistics"},  # parts of the score
     "third_party": {"_common.rng", "network.function"},  # which row a draw is
