@@ -337,3 +337,17 @@ def test_a_segmentation_by_the_linear_engine_has_views():
     options = {"ignore_label": 255, "draws": 4, "views": "flip", "engine": "linear", "no_figures": True}
     found = bb.assess(assess_cases.trained_network("segmentation"), *data, **options)
     assert any("views" in contender.name for contender in found.contenders)
+
+
+def test_a_long_comparison_says_how_long_and_what_it_does(monkeypatch, capfd):
+    data = assess_cases.blobs(300, 0)[0], assess_cases.blobs(120, 1)
+    options = {"batch_size": 16, "draws": 12, "engine": "sample", "no_figures": True}
+    bb.assess(assess_cases.trained_network(), *data, **options)
+    assert "passes" not in capfd.readouterr().err  # it takes a second
+    monkeypatch.setattr("batchbayes.report.compare.price.PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("batchbayes.report.compare.choice.LINE_SECONDS", -1.0)
+    bb.assess(assess_cases.trained_network(), *data, **options)
+    told = capfd.readouterr().err
+    assert "3 candidates are compared by up to 3,000 forward passes of single examples" in told  # (1 + 12 + 12) * 120
+    assert "which takes up to about 1 minute. --budget N" in told
+    assert "comparing methods, passes of each example, deterministic: 1 of 25 done" in told

@@ -82,14 +82,17 @@ class Shown:
 
 
 class Progress(Shown):
-    """A bar that counts up to `total`, or only counts where the total is not known. With `lines` it is for logs too."""
+    """A bar that counts up to `total`, or only counts where the total is not known. With `lines` it is for logs too.
+
+    The first line is printed at once, or `after` some seconds.
+    """
 
     about = ""
     """What else is shown, as the number of workers."""
 
-    def __init__(self, label: str, total: int | None = None, *, lines: bool = False) -> None:
+    def __init__(self, label: str, total: int | None = None, *, lines: bool = False, after: float = 0.0) -> None:
         self._label, self._total, self._count, self._begun = label, total, 0, time.time()
-        self._next_line = self._begun if lines else math.inf
+        self._next_line = self._begun + after if lines else math.inf
 
     def advance(self, count: int = 1) -> None:
         """Add `count` to what is done."""

@@ -14,15 +14,17 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from batchbayes._common.progress import LINE_SECONDS, Progress
 from batchbayes.engines.linear import Drawn
 from batchbayes.errors import unknown_name, warn
 from batchbayes.methods.candidates import Candidate
 from batchbayes.network.source import spread_evenly
 from batchbayes.report.compare.contenders import Contender, by_candidate, with_exact_draws
 from batchbayes.report.compare.groups import Trust
-from batchbayes.report.compare.price import passes_in_file, price_of
+from batchbayes.report.compare.price import examples_passes, passes_in_file, price_of
 from batchbayes.report.compare.tuning import DOUBT, paired_difference
 from batchbayes.report.read.case import Case
+from batchbayes.report.words.methods import short_name
 from batchbayes.report.words.say import say
 
 CHECKED = 256
@@ -123,7 +125,13 @@ def judge_all(
 
     If it does not hold for one of them, or if its error could change the choice, exact draws of all are compared.
     """
-    found = {candidate: _priced(case, judge(case, candidate), price) for candidate in candidates}
+    found: dict[Candidate, list[Contender]] = {}
+    total = sum(map(examples_passes, candidates))
+    with Progress("comparing methods, passes of each example", total, lines=True, after=LINE_SECONDS) as shown:
+        for candidate in candidates:
+            shown.about = short_name(candidate)
+            found[candidate] = _priced(case, judge(case, candidate), price)
+            shown.advance(examples_passes(candidate))
     linear = {each: found[each][0].drawn is Drawn.LINEAR for each in candidates if _may_be_linear(each)}
     everyone = [contender for group in found.values() for contender in group]
     if not any(linear.values()) or (all(linear.values()) and _is_safe(case, everyone, list(linear), judge, checked)):

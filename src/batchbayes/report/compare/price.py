@@ -1,21 +1,28 @@
-"""What a prediction costs, in forward passes: in Python, and in an exported file."""
+"""What a prediction costs, in forward passes: in Python, and in an exported file. What the comparison will cost."""
 
+import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import get_ident
 
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
+from batchbayes._common.progress import Shown
+from batchbayes._common.text import count
 from batchbayes.engines.choose import plan_for
 from batchbayes.engines.linear import BACKWARD_COST, Drawn, linear_draws, require_linearisable
+from batchbayes.methods.candidates import Candidate
 from batchbayes.methods.deterministic import deterministic
 from batchbayes.report.compare.contenders import Contender
 from batchbayes.report.read.case import Case
 from batchbayes.report.read.views import some_inputs
+from batchbayes.report.words.say import say
 
 PRICED = 128
-"""Examples on which the passes of the linear engine are counted."""
+"""Examples on which the passes of the linear engine are counted, and on which a pass is timed."""
+PATIENCE_SECONDS = 60.0
+"""A comparison that takes longer says so at its start."""
 
 
 def price_of(case: Case, contender: Contender) -> float:
@@ -66,3 +73,21 @@ def passes_in_file(case: Case, contender: Contender) -> float:
     if is_backward and case.task == "classification" and case.likelihood.shift_invariant:
         return max(contender.passes, 1 + BACKWARD_COST * case.num_outputs)
     return contender.passes
+
+
+def tell_time(case: Case, candidates: Sequence[Candidate]) -> None:
+    """Time a pass of the network. If the comparison may take long, say how long, and what makes it shorter."""
+    inputs, draw = some_inputs(case.calibration, PRICED), deterministic(case.network).draw(0, 0)
+    start = time.perf_counter()
+    draw(inputs)
+    seconds = (time.perf_counter() - start) / len(inputs)
+    parts = [case.test] if case.split_off else [case.calibration, case.test]
+    passes = sum(map(examples_passes, candidates)) * sum(len(part.whole().rows()) for part in parts)
+    if passes * seconds > PATIENCE_SECONDS:
+        minutes = max(1, round(passes * seconds / 60))
+        Shown().say(say("data.takes", passes=passes, time=count(minutes, "minute"), candidates=len(candidates)))
+
+
+def examples_passes(candidate: Candidate) -> int:
+    """Return how many forward passes the exact draws of a candidate take for each example."""
+    return candidate.sizes[-1] * max(1, candidate.views)

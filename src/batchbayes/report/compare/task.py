@@ -18,6 +18,7 @@ from batchbayes.methods.candidates import Candidate
 from batchbayes.report.compare.choice import CHECKED, Choice, judge_all, recommend
 from batchbayes.report.compare.columns import MetricColumn
 from batchbayes.report.compare.contenders import Contender, by_candidate, with_exact_draws
+from batchbayes.report.compare.price import tell_time
 from batchbayes.report.compare.rows import Rows
 from batchbayes.report.read.case import Case
 from batchbayes.report.words.shared import FEWEST
@@ -105,7 +106,9 @@ def compare(case: Case, task: Task) -> tuple[Case, list[Contender], Choice]:
     draws, which the returned case then asks for.
     """
     settings = case.settings
-    judged = judge_all(case, task.fit(case), task.judge, task.checked)
+    candidates = task.fit(case)
+    tell_time(case, candidates)
+    judged = judge_all(case, candidates, task.judge, task.checked)
     choice = recommend(judged, settings.budget, settings.recommend)
     after: dict[Contender, Contender] = {}
     for group in _shown(judged, choice):
