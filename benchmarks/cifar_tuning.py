@@ -17,7 +17,7 @@ from batchbayes_papers.models.pretrained import cifar_resnet
 from torch import Tensor
 
 import batchbayes as bb
-from batchbayes._common.minimise import minimise
+from batchbayes._common.tune import tune
 from batchbayes.methods.batchnorm.tuning_family import LinearFamily, linear_family
 from batchbayes.metrics import accuracy, expected_calibration_error, ood_auroc
 from batchbayes.tools import generator
@@ -59,7 +59,7 @@ def best_temperature(family: LinearFamily, batch_size: float) -> float:
     def cost(log_temperature: float) -> float:
         return nll(family, batch_size, math.exp(log_temperature))
 
-    return math.exp(minimise(cost, math.log(0.5), math.log(5.0), grid=0, steps=12)[0])
+    return tune(cost, math.log(0.5), math.log(5.0), grid=0, steps=12).value
 
 
 def jointly(family: LinearFamily) -> tuple[float, float]:
@@ -69,7 +69,7 @@ def jointly(family: LinearFamily) -> tuple[float, float]:
         size = math.exp(log_size)
         return nll(family, size, best_temperature(family, size))
 
-    size = math.exp(minimise(cost, math.log(4.0), math.log(4096.0), grid=0, steps=12)[0])
+    size = tune(cost, math.log(4.0), math.log(4096.0), grid=0, steps=12).value
     return size, best_temperature(family, size)
 
 

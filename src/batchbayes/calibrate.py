@@ -30,8 +30,8 @@ from batchbayes._common.checks import (
     shaped_like,
     without_ignored,
 )
-from batchbayes._common.minimise import minimise
 from batchbayes._common.signatures import Count, checked
+from batchbayes._common.tune import tune
 from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import Bernoulli, Categorical, HeteroscedasticGaussian
 from batchbayes.methods.batchnorm.tune_batch_size import tune_batch_size as tune_batch_size
@@ -108,7 +108,7 @@ def _best_precision(draws: Tensor, mean: Tensor, targets: Tensor, objective: Obj
 def search_precision(cost: Callable[[float], float], error: float) -> float:
     """Return the precision of lowest cost from 0.1 / `error` to 10,000 / `error`, a mean squared error."""
     middle = log_inverse_error(error)
-    return math.exp(minimise(lambda u: cost(math.exp(u)), middle - math.log(10), middle + math.log(1e4))[0])
+    return tune(lambda u: cost(math.exp(u)), middle - math.log(10), middle + math.log(1e4)).value
 
 
 def tune_temperature(predictive: CategoricalPredictive | BernoulliPredictive, labels: Values) -> float:
@@ -136,7 +136,7 @@ def tune_temperature(predictive: CategoricalPredictive | BernoulliPredictive, la
         scores = replace(given, temperature=math.exp(log_temperature))(draws).log_prob(targets).logsumexp(0)
         return -mean_score(scores[kept]) + math.log(len(draws))
 
-    return math.exp(minimise(cost, -math.log(20), math.log(20))[0])
+    return tune(cost, -math.log(20), math.log(20)).value
 
 
 @checked
@@ -178,7 +178,7 @@ def agreement_temperature(predictive: CategoricalPredictive, *, average: Count =
         probs = (means / math.exp(log_temperature)).softmax(-1).mean(0)
         return abs(float(probs.amax(-1).mean()) - agreement)
 
-    return math.exp(minimise(gap, -math.log(20), math.log(20))[0])
+    return tune(gap, -math.log(20), math.log(20)).value
 
 
 @dataclass(frozen=True)

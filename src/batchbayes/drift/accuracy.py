@@ -25,8 +25,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from batchbayes._common.minimise import minimise
 from batchbayes._common.rng import generator
+from batchbayes._common.tune import tune
 
 EXAMPLES = 128
 """Labelled examples in each purposeful drift."""
@@ -118,7 +118,7 @@ def measure_confidence(
     def off(log_temperature: float) -> float:
         return float((_mean_confidence(logits, math.exp(log_temperature)) - right).square().mean())
 
-    temperature = math.exp(minimise(off, -math.log(5), math.log(20))[0])
+    temperature = tune(off, -math.log(5), math.log(20)).value
     sure, truth = _logit(_mean_confidence(logits, temperature)), _logit(right, 0.5 / len(labels))
     spread = sure - sure.mean()
     slope = float((spread @ truth).clamp_min(0) / spread.square().sum().clamp_min(1e-6))

@@ -27,9 +27,9 @@ from batchbayes._common.checks import (
     real,
     whole_number,
 )
-from batchbayes._common.minimise import minimise
 from batchbayes._common.rng import generator
 from batchbayes._common.signatures import checked
+from batchbayes._common.tune import tune
 from batchbayes.errors import BatchbayesError
 
 
@@ -177,7 +177,7 @@ def calibrated_log_likelihood(log_probs: Values, labels: Values, *, repeats: int
         halves = order[: len(order) // 2], order[len(order) // 2 :]
         for fitted, rest in (halves, halves[::-1]):
             known = log_probs[fitted], labels[fitted]
-            best, _ = minimise(lambda u, known=known: -float(_scores(*known, u).mean()), -math.log(20), math.log(20))
+            best = tune(lambda u, known=known: -float(_scores(*known, u).mean()), -math.log(20), math.log(20)).log
             scores.append(_scores(log_probs[rest], labels[rest], best))
     return float(torch.cat(scores).mean())
 

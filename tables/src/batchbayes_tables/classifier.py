@@ -12,7 +12,7 @@ from sklearn.utils.validation import _check_y, column_or_1d  # pyright: ignore[r
 from torch import Tensor
 
 from batchbayes._common.checks import finite_number, whole_number
-from batchbayes._common.minimise import minimise
+from batchbayes._common.tune import tune
 from batchbayes.calibrate import conformal_quantile, set_scores
 from batchbayes.errors import BatchbayesError
 from batchbayes.metrics import equal_width_reliability
@@ -207,5 +207,5 @@ def _best_temperature(draws: Tensor, one_hot: Tensor) -> tuple[float, float]:
     def loss(log_temperature: float) -> float:
         return _log_loss((draws / np.exp(log_temperature)).softmax(-1).mean((0, 1)), one_hot)
 
-    best, lowest = minimise(loss, float(np.log(COLDEST)), float(np.log(HOTTEST)), grid=9, steps=12)
+    best, lowest = tune(loss, float(np.log(COLDEST)), float(np.log(HOTTEST)), grid=9, steps=12)
     return lowest, float(np.exp(best))

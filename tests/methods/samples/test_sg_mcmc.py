@@ -238,9 +238,9 @@ def test_networks_without_chains_have_no_diagnostics():
 
 
 BAD = {
-    "sampler": ({"sampler": "sgd"}, "a sampler, one of: sgld, psgld, sghmc"),
+    "sampler": ({"sampler": "sgd"}, 'sampler="sgld", "psgld" or "sghmc"'),
     "prior": ({"prior_precision": 0.0}, "a prior precision above 0"),
-    "temperature": ({"temperature": -1.0}, "a temperature above 0"),
+    "temperature": ({"temperature": -1.0}, "temperature above 0"),
     "too many": ({"num_samples": 1000}, "between 1 and"),
     "chains": ({"num_chains": 0}, "num_chains as a whole number"),
     "cycles": ({"schedule": lambda: Cyclical(0)}, "one cycle or more"),

@@ -23,19 +23,21 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchbayes._common.checks import whole_number
 from batchbayes._common.progress import progress
+from batchbayes._common.signatures import checked
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.batchnorm.facts import with_facts
 from batchbayes.methods.batchnorm.like_training import warn_of_condition
 from batchbayes.methods.batchnorm.omega import as_double, require_all, running_omega
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior, Center
 from batchbayes.methods.batchnorm.sites import Select, Site, find_sites, refusing, require_running
-from batchbayes.methods.batchnorm.statistics import noting, require_center
+from batchbayes.methods.batchnorm.statistics import noting
 from batchbayes.network.function import Network, Output, as_network
 from batchbayes.network.inputs import Picker, require_finite
 from batchbayes.network.source import Batches, Source, cut, first_of, require_size
 from batchbayes.network.tap import tapping
 
 
+@checked
 def clt_bn(
     model: nn.Module,
     batches: Batches,
@@ -56,7 +58,6 @@ def clt_bn(
     BatchNormPosterior(clt_bn on Sequential: 1 site, 16 statistics, 1 row, batch size 10, centred on running)
     """
     require_size(float("inf"), whole_number("batch_size", batch_size, least=None))
-    require_center(center)
     network, stream = as_network(model, output, inputs), Source(batches, inputs).inputs()
     first = first_of(stream)
     found, idle, outputs, *_ = find_sites(network, first, sites)

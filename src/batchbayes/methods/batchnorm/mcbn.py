@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from batchbayes._common.rng import dealt
+from batchbayes._common.signatures import checked
 from batchbayes._common.text import count
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.batchnorm.omega import by_batch
@@ -38,7 +39,7 @@ from batchbayes.methods.batchnorm.sites import (
     site_header,
     sites_of_header,
 )
-from batchbayes.methods.batchnorm.statistics import FitOptions, MiniBatchOptions, fit_rows, prepare, require_center
+from batchbayes.methods.batchnorm.statistics import FitOptions, MiniBatchOptions, fit_rows, prepare
 from batchbayes.network.function import Function, Network, Output, as_network
 from batchbayes.network.inputs import Picker, Whole, require_finite
 from batchbayes.network.source import Batches
@@ -53,6 +54,7 @@ def mcbn(
 def mcbn(
     model: nn.Module, batches: Batches, *, include_query: Literal[False] = False, **options: Unpack[FitOptions]
 ) -> BatchNormPosterior: ...
+@checked
 def mcbn(  # pyright: ignore[reportInconsistentOverload]
     model: nn.Module,
     batches: Batches,
@@ -99,7 +101,6 @@ def mcbn(  # pyright: ignore[reportInconsistentOverload]
     >>> posterior
     BatchNormPosterior(mcbn on Sequential: 1 site, 16 statistics, 32 rows, batch size 10, centred on running)
     """
-    require_center(center)
     if include_query and (center == "running" or dropout):
         raise BatchbayesError(
             expected='center="batches" and no dropout with include_query=True',

@@ -4,13 +4,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 import torch
 from torch import Tensor, nn
 
-from batchbayes._common.checks import whole_number
 from batchbayes._common.rng import dealt, dealt_first, normals
+from batchbayes._common.signatures import Least, checked
 from batchbayes._common.text import count
 from batchbayes.engines.check import Linearity
 from batchbayes.errors import BatchbayesError, warn
@@ -256,7 +256,8 @@ class BatchNormPosterior(Posterior):
             site_batch_sizes=tuple(sizes.tolist()) if sizes.ndim else (),
         )
 
-    def thinned(self, num_rows: int, seed: int = 0) -> Self:
+    @checked
+    def thinned(self, num_rows: Annotated[int, Least(2)], seed: int = 0) -> Self:
         """Return the posterior with the rows that stand best for all of them, so that fewer draws say as much.
 
         A prediction makes one draw of each row by default. So fit many rows once, and draw a few that are chosen well:
@@ -268,7 +269,6 @@ class BatchNormPosterior(Posterior):
         """
         from batchbayes.methods.batchnorm.thinning import chosen_rows
 
-        whole_number("num_rows", num_rows, least=2)
         if self.noise != "rows" or self.influence is None or num_rows > len(self.deviations):
             raise BatchbayesError(
                 expected=f"a posterior fitted by mcbn, with at least {num_rows} observed rows",

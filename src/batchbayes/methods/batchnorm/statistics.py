@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
-from typing import Any, NamedTuple, TypedDict, get_args
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor, nn
 
-from batchbayes._common.checks import require_option, whole_number
 from batchbayes._common.progress import progress
 from batchbayes._common.rng import GlobalStream
+from batchbayes._common.signatures import Count, Seed, checked
 from batchbayes.engines.check import CHECK_EXAMPLES, usual_size
 from batchbayes.errors import BatchbayesError, warn
 from batchbayes.methods.batchnorm.facts import with_facts
@@ -78,23 +78,20 @@ class Prepared(NamedTuple):
     """Copies of the first mini-batches that were read: as many as the facts are measured on."""
 
 
+@checked
 def prepare(
     model: nn.Module,
     batches: Batches,
     *,
-    num_samples: int = 64,
-    seed: int = 0,
+    num_samples: Count = 64,
+    seed: Seed = 0,
     batch_size: int | None = None,
-    training_batch_size: int | None = None,
+    training_batch_size: Count | None = None,
     sites: Select = None,
     inputs: Picker = None,
     output: Output = None,
 ) -> Prepared:
     """Check the network and the data. The stream ends after `num_samples` mini-batches, or with the data."""
-    whole_number("num_samples", num_samples)
-    whole_number("seed", seed, least=None)
-    if training_batch_size is not None:
-        whole_number("training_batch_size", training_batch_size)
     network, random = as_network(model, output, inputs), GlobalStream(seed)
     for name, parameter in network.module.named_parameters():
         require_finite(parameter.detach(), f"the weights ({name})")
@@ -230,12 +227,6 @@ def _compare_with_network(prepared: Prepared, posterior: BatchNormPosterior) -> 
 def mean_entropy(probs: Tensor) -> float:
     """Return the mean over examples of the entropy of probabilities (N, K), in nats."""
     return -float(torch.special.xlogy(probs, probs).sum(-1).mean())
-
-
-def require_center(center: str | None) -> None:
-    """Raise an error unless the centre is one of the two that exist."""
-    if center is not None:
-        require_option("center", center, get_args(Center))
 
 
 def chosen_center(center: Center | None, sites: Sequence[Site]) -> Center:

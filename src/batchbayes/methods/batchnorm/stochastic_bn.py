@@ -11,15 +11,16 @@ effective batches, 5 % too low.
 """
 
 from dataclasses import replace
-from typing import Literal, Unpack, get_args
+from typing import Literal, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from batchbayes._common.checks import require_choice, whole_number
+from batchbayes._common.checks import whole_number
+from batchbayes._common.signatures import checked
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior, Center
-from batchbayes.methods.batchnorm.statistics import MiniBatchOptions, fit_rows, prepare, require_center
+from batchbayes.methods.batchnorm.statistics import MiniBatchOptions, fit_rows, prepare
 from batchbayes.network.source import Batches
 
 Covariance = Literal["factorised", "correlated"]
@@ -27,6 +28,7 @@ Estimator = Literal["exact", "moving-average"]
 MOMENTUM = 0.1
 
 
+@checked
 def stochastic_bn(
     model: nn.Module,
     batches: Batches,
@@ -51,14 +53,11 @@ def stochastic_bn(
     >>> stochastic_bn(network, torch.randn(100, 2), batch_size=10, covariance="correlated").noise
     'correlated'
     """
-    require_choice("a covariance", covariance, get_args(Covariance))
-    require_choice("an estimator", estimator, get_args(Estimator))
     if covariance == "correlated" and estimator != "exact":
         raise BatchbayesError(
             expected='estimator="exact" for a correlated Gaussian', got=repr(estimator), fix="drop estimator="
         )
     whole_number("num_samples", options.get("num_samples", 64), least=2)  # a spread needs two mini-batches
-    require_center(center)
     prepared = prepare(model, batches, **options)
 
     def gaussian(plain: BatchNormPosterior, rows: Tensor) -> BatchNormPosterior:

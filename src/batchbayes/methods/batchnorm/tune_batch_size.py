@@ -10,13 +10,14 @@ $N\,E[\log p(y \mid x, \omega)] - \mathrm{KL}(q_M \| p)$ with the prior that wei
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from batchbayes._common.checks import log_inverse_error, require_choice, whole_number
-from batchbayes._common.minimise import minimise
+from batchbayes._common.checks import log_inverse_error
+from batchbayes._common.signatures import Count, Seed, checked
+from batchbayes._common.tune import tune
 from batchbayes.engines.check import measure_linearity, warn_unless_trusted
 from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import Categorical, Gaussian, TargetLikelihood, require_likelihood
@@ -61,6 +62,7 @@ class TunedBatchSize(NamedTuple):
         return self.posterior.batch_size
 
 
+@checked
 def tune_batch_size(
     posterior: BatchNormPosterior,
     batches: Batches,
@@ -72,8 +74,8 @@ def tune_batch_size(
     penalty: float = 0.01,
     num_examples: int | None = None,
     weight_decay: float = 1e-4,
-    num_samples: int = 64,
-    seed: int = 0,
+    num_samples: Count = 64,
+    seed: Seed = 0,
     inputs: Picker = None,
     targets: Picker = None,
 ) -> TunedBatchSize:
@@ -107,7 +109,7 @@ def tune_batch_size(
     >>> tune_batch_size(posterior, [(x, y)], bb.categorical()).batch_size > 50
     True
     """
-    _check_options(objective, score, per_site, likelihood, num_samples, seed)
+    _check_options(objective, score, per_site, likelihood)
     if require_noise(posterior).site_batch_sizes:
         posterior = posterior.at_batch_size(posterior.batch_size)  # the same for all sites
     groups = site_of(posterior.sites) * per_site
@@ -223,7 +225,7 @@ class Goal:
 
         with torch.no_grad():
             middle = log_inverse_error(float((outputs.mean(0) - self.family.targets).square().mean()))
-            return Gaussian(math.exp(minimise(cost, middle - 2, middle + 6, grid=0, steps=16)[0]))
+            return Gaussian(tune(cost, middle - 2, middle + 6, grid=0, steps=16).value)
 
     def _of_output(self, number: int) -> "Goal":
         """Return the same for one output, whose noise has a precision of its own."""
@@ -252,7 +254,7 @@ class Goal:
         """Search between the neighbours of the best point of the curve."""
         grid, best = curve.batch_sizes.log(), int(curve.values.argmax())
         low, high = float(grid[max(0, best - 1)]), float(grid[min(GRID - 1, best + 1)])
-        refined = minimise(lambda u: -self.evaluate(u)[0], low, high, grid=0, steps=12)
+        refined = tune(lambda u: -self.evaluate(u)[0], low, high, grid=0, steps=12)
         log_size, cost = min(refined, (float(grid[best]), -float(curve.values[best])), key=lambda found: found[1])
         return torch.full((len(self.family.spread),), log_size), -cost
 
@@ -273,18 +275,14 @@ class Goal:
         return log_sizes.detach(), float(self.expected(outputs, self.best_likelihood(outputs)))
 
 
-def _check_options(objective: str, score: str, per_site: bool, likelihood: Any, num_samples: int, seed: int) -> None:
+def _check_options(objective: str, score: str, per_site: bool, likelihood: Any) -> None:
     require_likelihood(likelihood)
-    whole_number("num_samples", num_samples)
-    whole_number("seed", seed, least=None)
     if isinstance(likelihood, Gaussian) and isinstance(likelihood.precision, tuple) and objective == "elbo":
         raise BatchbayesError(
             expected="one precision for the ELBO, which is tuned with the batch size",
             got=f"{len(likelihood.precision)} of them",
             fix="pass gaussian(1.0), and then use calibrate.tune_precision(..., per_output=True)",
         )
-    require_choice("an objective", objective, get_args(Objective))
-    require_choice("a score", score, get_args(Score))
     if objective == "elbo" and (per_site or score == "crps"):
         raise BatchbayesError(
             expected="the log-likelihood of one batch size for the ELBO",

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from batchbayes._common.checks import finite_number
-from batchbayes._common.minimise import minimise
 from batchbayes._common.progress import progress
 from batchbayes._common.rng import normals
+from batchbayes._common.tune import tune
 from batchbayes.engines.check import Linearity
 from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import Gaussian, TargetLikelihood, require_likelihood
@@ -274,8 +274,8 @@ def log_evidence(posterior: LaplacePosterior, prior_precision: float) -> float:
 
 def _best(posterior: LaplacePosterior, loss: Callable[[float], float]) -> LaplacePosterior:
     """Return the posterior under the prior precision with the lowest loss."""
-    found, _ = minimise(lambda log_precision: loss(math.exp(log_precision)), LOW, HIGH)
-    return posterior.at_prior_precision(math.exp(found))
+    found = tune(lambda log_precision: loss(math.exp(log_precision)), LOW, HIGH)
+    return posterior.at_prior_precision(found.value)
 
 
 def _held_out_loss(

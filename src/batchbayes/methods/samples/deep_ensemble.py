@@ -13,13 +13,14 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from torch import nn
 
-from batchbayes._common.checks import as_path, moved, require_type, whole_number
+from batchbayes._common.checks import as_path, moved, require_type
 from batchbayes._common.files import words_for_disk_errors
 from batchbayes._common.progress import progress
+from batchbayes._common.signatures import Least, checked
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.samples.members import Data, made_members, member_seed, state_of
 from batchbayes.methods.samples.weight_samples import WeightSamples, stack_states
@@ -28,13 +29,14 @@ from batchbayes.training.batches import training_batches, two_tensors
 from batchbayes.training.loop import Loss, TrainingConfig, half_squared_error, supervised, train
 
 
+@checked
 def deep_ensemble(
     make: Callable[[], nn.Module],
     data: Data,
     loss: Loss,
     config: TrainingConfig,
     *,
-    num_members: int = 5,
+    num_members: Annotated[int, Least(2)] = 5,
     together: bool = False,
     workers: Executor | None = None,
     checkpoints: str | os.PathLike[str] | None = None,
@@ -63,7 +65,7 @@ def deep_ensemble(
     >>> deep_ensemble(lambda: MLP(1, [8], 1), (x, x), half_squared_error, config, num_members=3)
     WeightSamples(deep_ensemble on MLP: 3 members)
     """
-    seeds = [member_seed(config.seed, number) for number in range(whole_number("num_members", num_members, 2))]
+    seeds = [member_seed(config.seed, number) for number in range(num_members)]
     networks = made_members(make, seeds)
     if together:
         _train_together(networks, data, loss, config, seeds, {"workers": workers, "checkpoints": checkpoints})

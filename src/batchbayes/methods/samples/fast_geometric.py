@@ -9,10 +9,11 @@ Where we differ: nothing is known.
 """
 
 import copy
+from typing import Annotated
 
 from torch import nn
 
-from batchbayes._common.checks import whole_number
+from batchbayes._common.signatures import Least, checked
 from batchbayes.methods.samples.members import Data, weights_along
 from batchbayes.methods.samples.schedules import Triangular
 from batchbayes.methods.samples.weight_samples import WeightSamples, stack_states
@@ -20,13 +21,14 @@ from batchbayes.network.function import Output, as_network
 from batchbayes.training.loop import Loss, TrainingConfig
 
 
+@checked
 def fast_geometric(
     model: nn.Module,
     data: Data,
     loss: Loss,
     config: TrainingConfig,
     *,
-    num_members: int = 5,
+    num_members: Annotated[int, Least(2)] = 5,
     output: Output = None,
 ) -> WeightSamples:
     """Go on training a trained network in short cycles, and keep its weights where the learning rate is lowest.
@@ -40,7 +42,5 @@ def fast_geometric(
         num_members: the number of cycles.
     """
     network = copy.deepcopy(model)
-    kept = weights_along(
-        network, data, loss, config, Triangular(whole_number("num_members", num_members, 2)), num_members
-    )
+    kept = weights_along(network, data, loss, config, Triangular(num_members), num_members)
     return stack_states(as_network(network, output), kept, "fast_geometric")

@@ -23,13 +23,13 @@ import copy
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn, optim
 
-from batchbayes._common.checks import finite_number, require_choice, whole_number
 from batchbayes._common.progress import progress
+from batchbayes._common.signatures import Between, Count, checked
 from batchbayes.errors import warn
 from batchbayes.methods.samples.members import (
     Data,
@@ -134,6 +134,7 @@ class Hamiltonian(optim.Optimizer):
 _SAMPLERS: dict[str, Any] = {"sgld": Langevin, "psgld": partial(Langevin, preconditioned=True), "sghmc": Hamiltonian}
 
 
+@checked
 def sg_mcmc(
     make: Callable[[], nn.Module],
     data: Data,
@@ -143,9 +144,9 @@ def sg_mcmc(
     sampler: Sampler = "sgld",
     schedule: StepSchedule | None = None,
     prior_precision: float = 1.0,
-    temperature: float = 1.0,
-    num_chains: int = 1,
-    num_samples: int = 10,
+    temperature: Annotated[float, Between(0, fix="pass 1 for the posterior")] = 1.0,
+    num_chains: Count = 1,
+    num_samples: Count = 10,
     num_examples: int | None = None,
     output: Output = None,
 ) -> WeightSamples:
@@ -179,12 +180,12 @@ def sg_mcmc(
     >>> sg_mcmc(lambda: nn.Linear(1, 1), (x, x), half_squared_error, config, num_chains=2)
     WeightSamples(sgld on Linear: 20 members in 2 chains)
     """
-    _require_options(sampler, temperature)
+    _warn_of_temperature(temperature)
     num_examples = training_size(data, num_examples)
     require_prior(loss, config, prior_precision, "sampler= takes the steps")
     schedule = schedule or Polynomial()
     objective = penalised(supervised(loss), prior_precision / num_examples)
-    seeds, runs = [member_seed(config.seed, chain) for chain in range(whole_number("num_chains", num_chains))], []
+    seeds, runs = [member_seed(config.seed, chain) for chain in range(num_chains)], []
     starts = zip(made_members(make, seeds), seeds, strict=True)
     for network, seed in progress(starts, "chains", num_chains):
         own, batches = replace(config, seed=seed), training_batches(data, config.batch_size, seed)
@@ -206,7 +207,7 @@ class _Chain:
     ) -> None:
         self._schedule, self._rate, self._temperature = schedule, config.learning_rate, temperature
         self.steps = config.epochs * steps_in_epoch
-        self._kept = set(kept_steps(schedule, self.steps, whole_number("num_samples", count)))
+        self._kept = set(kept_steps(schedule, self.steps, count))
         self._recent: list[float] = []
         self.states: list[dict[str, Tensor]] = []
         self.means: list[float] = []
@@ -237,9 +238,7 @@ def penalised(objective: Objective, precision: float) -> Objective:
     return total
 
 
-def _require_options(sampler: str, temperature: float) -> None:
-    require_choice("a sampler", str(sampler), list(_SAMPLERS))
-    finite_number("a temperature", temperature, above=0, fix="pass 1 for the posterior")
+def _warn_of_temperature(temperature: float) -> None:
     if temperature != 1:
         kind = "colder, that is, more certain" if temperature < 1 else "warmer, that is, less certain"
         warn(f"temperature={temperature:g} samples a {kind} distribution than the posterior")

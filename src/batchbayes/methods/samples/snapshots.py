@@ -9,10 +9,11 @@ Where we differ: nothing is known.
 """
 
 from collections.abc import Callable
+from typing import Annotated
 
 from torch import nn
 
-from batchbayes._common.checks import whole_number
+from batchbayes._common.signatures import Least, checked
 from batchbayes.methods.samples.members import Data, made, member_seed, weights_along
 from batchbayes.methods.samples.schedules import Cyclical
 from batchbayes.methods.samples.weight_samples import WeightSamples, stack_states
@@ -20,13 +21,14 @@ from batchbayes.network.function import Output, as_network
 from batchbayes.training.loop import Loss, TrainingConfig
 
 
+@checked
 def snapshots(
     make: Callable[[], nn.Module],
     data: Data,
     loss: Loss,
     config: TrainingConfig,
     *,
-    num_members: int = 5,
+    num_members: Annotated[int, Least(2)] = 5,
     output: Output = None,
 ) -> WeightSamples:
     """Train one network in cosine cycles, and keep its weights at the end of each cycle.
@@ -46,6 +48,5 @@ def snapshots(
     WeightSamples(snapshots on Linear: 5 members)
     """
     network = made(make, member_seed(config.seed, 0))
-    ends = Cyclical(whole_number("num_members", num_members, 2), exploring=1.0)
-    kept = weights_along(network, data, loss, config, ends, num_members)
+    kept = weights_along(network, data, loss, config, Cyclical(num_members, exploring=1.0), num_members)
     return stack_states(as_network(network, output), kept, "snapshots")

@@ -10,12 +10,13 @@ Where we differ: the draws are made at the fit, so that their batch statistics a
 import copy
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import torch
 from torch import nn
 
-from batchbayes._common.checks import whole_number
 from batchbayes._common.rng import generator
+from batchbayes._common.signatures import Least, checked
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.samples.members import Data, State, state_of, steps_in_epoch
 from batchbayes.methods.samples.weight_samples import WeightSamples, stack_states
@@ -25,14 +26,15 @@ from batchbayes.training.batches import training_batches
 from batchbayes.training.loop import Loss, Step, TrainingConfig, supervised, train
 
 
+@checked
 def swag(
     model: nn.Module,
     data: Data,
     loss: Loss,
     config: TrainingConfig,
     *,
-    num_members: int = 20,
-    rank: int = 20,
+    num_members: Annotated[int, Least(2)] = 20,
+    rank: Annotated[int, Least(2)] = 20,
     scale: float = 1.0,
     statistics: Batches | None = None,
     output: Output = None,
@@ -53,9 +55,8 @@ def swag(
         statistics: training inputs to compute the running statistics of batch norm from, for each member. It is needed
             if the network has batch norm.
     """
-    whole_number("num_members", num_members, 2)
     _require_what_swag_needs(model, config, statistics)
-    network, found = copy.deepcopy(model), _Trajectory(rank=whole_number("rank", rank, least=2))
+    network, found = copy.deepcopy(model), _Trajectory(rank=rank)
     batches = training_batches(data, config.batch_size, config.seed)
     each_epoch = steps_in_epoch(batches)
 

@@ -12,12 +12,12 @@ Reference: Gal, Hron, Kendall, "Concrete Dropout", NIPS 2017.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from batchbayes._common.checks import finite_number
+from batchbayes._common.signatures import Between, Positive, checked
 from batchbayes.methods.weights.family import Family, require_scalable_inputs, scaled_columns, scaled_inputs
 from batchbayes.methods.weights.sites import Site
 
@@ -63,18 +63,15 @@ class MaskedWeights:
         return power - self.mean.shape[1] * entropy
 
 
+@checked
 @dataclass(frozen=True)
 class BinaryDropout(Family):
     """Dropout of the inputs of layers, with a rate for each layer that is learnt."""
 
     kind: ClassVar[str] = "binary-dropout"
 
-    prior_std: float = 1.0
-    initial_rate: float = 0.1
-
-    def __post_init__(self) -> None:
-        finite_number("a prior_std", self.prior_std, above=0, fix="pass a positive number")
-        finite_number("an initial_rate", self.initial_rate, above=0, below=1, fix="pass a probability")
+    prior_std: Positive = 1.0
+    initial_rate: Annotated[float, Between(0, 1, fix="pass a probability")] = 0.1
 
     def start(self, weight: Tensor, site: Site) -> dict[str, Tensor]:
         require_scalable_inputs(site)

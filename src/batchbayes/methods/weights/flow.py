@@ -16,13 +16,13 @@ start from the weights of a network.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from batchbayes._common.checks import finite_number, whole_number
+from batchbayes._common.signatures import Least, Positive, checked
 from batchbayes.methods.weights.family import Family, standard_normal, with_noise
 from batchbayes.methods.weights.sites import Site
 
@@ -124,20 +124,17 @@ def _coins(like: Tensor, source: torch.Generator | None) -> Tensor:
     return torch.empty(like.shape, dtype=like.dtype).bernoulli_(generator=source).to(like.device)
 
 
+@checked
 @dataclass(frozen=True)
 class MultiplicativeFlow(Family):
     """Gaussian weights whose means are scaled by a normalising flow."""
 
     kind: ClassVar[str] = "multiplicative-flow"
 
-    num_steps: int = 2
+    num_steps: Annotated[int, Least(0)] = 2
     """Steps of each of the two flows."""
-    initial_std: float = 1e-3
+    initial_std: Positive = 1e-3
     """sigma before training."""
-
-    def __post_init__(self) -> None:
-        whole_number("num_steps", self.num_steps, least=0)
-        finite_number("an initial_std", self.initial_std, above=0, fix="pass a positive number")
 
     def start(self, weight: Tensor, site: Site) -> dict[str, Tensor]:
         size = len(weight) if site.is_convolution else weight.shape[1]

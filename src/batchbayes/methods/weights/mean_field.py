@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from batchbayes._common.checks import finite_number
+from batchbayes._common.signatures import Positive, checked
 from batchbayes.methods.weights.family import (
     TINY,
     Family,
@@ -57,21 +57,17 @@ class ClosedForm(Family):
         return ClosedFormWeights(self, (weight, *own.values()))
 
 
+@checked
 @dataclass(frozen=True)
 class MeanField(ClosedForm):
     """Independent Gaussian weights with a Gaussian prior."""
 
     kind: ClassVar[str] = "mean-field"
 
-    prior_std: float | None = 1.0
+    prior_std: Positive | None = 1.0
     """s, the standard deviation of the prior. None sets it for each layer by empirical Bayes."""
-    initial_std: float = 0.01
+    initial_std: Positive = 0.01
     """sigma before training."""
-
-    def __post_init__(self) -> None:
-        if self.prior_std is not None:
-            finite_number("a prior_std", self.prior_std, above=0, fix="pass a positive number, or None")
-        finite_number("an initial_std", self.initial_std, above=0, fix="pass a positive number")
 
     def start(self, weight: Tensor, site: Site) -> dict[str, Tensor]:
         return {"log_std": torch.full_like(weight, math.log(self.initial_std))}

@@ -8,8 +8,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from batchbayes._common.checks import require_option
 from batchbayes._common.rng import GlobalStream
+from batchbayes._common.signatures import checked
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.weights.family import Family, WeightDistribution
 from batchbayes.methods.weights.posterior import WeightsPosterior, own_copy
@@ -159,6 +159,7 @@ def unfit_for_local_noise(got: str, before: str = "") -> BatchbayesError:
     )
 
 
+@checked
 def noisy(
     model: nn.Module,
     family: Family,
@@ -194,8 +195,6 @@ def noisy(
             got=f"{family!r}"[:200],
             fix="call one of the families; bb.variational takes a likelihood as likelihood=",
         )
-    require_option("start", start, ("means", "fresh"))
-    require_option("estimator", estimator, ("local", "weights"))
     module = own_copy(network.module)
     sites = find_sites(module, layers)
     with GlobalStream(seed):

@@ -20,7 +20,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from batchbayes._common.checks import finite_number
+from batchbayes._common.signatures import Finite, checked
 from batchbayes.methods.weights.family import exp, log2
 from batchbayes.methods.weights.mean_field import ClosedForm, Moments
 from batchbayes.methods.weights.sites import Site
@@ -39,17 +39,15 @@ TINY = 1e-16
 """It is added to the square of a mean, whose logarithm is infinite at zero."""
 
 
+@checked
 @dataclass(frozen=True)
 class SparseVD(ClosedForm):
     """Gaussian weights with a log-uniform prior, which prunes them."""
 
     kind: ClassVar[str] = "sparse-vd"
 
-    initial_log_var: float = -10.0
+    initial_log_var: Finite = -10.0
     """log sigma^2 before training."""
-
-    def __post_init__(self) -> None:
-        finite_number("an initial_log_var", self.initial_log_var, above=-math.inf, fix="pass a finite number")
 
     def start(self, weight: Tensor, site: Site) -> dict[str, Tensor]:
         return {"log_var": torch.full_like(weight, self.initial_log_var)}

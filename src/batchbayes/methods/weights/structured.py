@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from batchbayes._common.checks import finite_number
+from batchbayes._common.signatures import Finite, checked
 from batchbayes.methods.weights.family import Family, require_scalable_inputs, scaled_columns, scaled_inputs
 from batchbayes.methods.weights.sites import Site
 
@@ -97,6 +97,7 @@ class ScaledUnits:
         return (math.log(-LOWEST) - entropy).sum().to(self.weight.dtype)
 
 
+@checked
 @dataclass(frozen=True)
 class StructuredSparsity(Family):
     """Random factors of input units and channels with the prior p(z) proportional to 1 / z, which prunes them.
@@ -109,11 +110,8 @@ class StructuredSparsity(Family):
 
     kind: ClassVar[str] = "structured-sparsity"
 
-    initial_log_std: float = -3.0
+    initial_log_std: Finite = -3.0
     """log sigma before training."""
-
-    def __post_init__(self) -> None:
-        finite_number("an initial_log_std", self.initial_log_std, above=-math.inf, fix="pass a finite number")
 
     def start(self, weight: Tensor, site: Site) -> dict[str, Tensor]:
         require_scalable_inputs(site)

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from batchbayes._common.checks import finite_number, require_option
+from batchbayes._common.signatures import Positive, checked
 from batchbayes.methods.weights.family import TINY, Family, GaussianWeights, noise_like, standard_normal
 from batchbayes.methods.weights.sites import Site
 
@@ -66,6 +66,7 @@ class VarianceWeights(GaussianWeights):
         return student_t_divergence(self.variance, self.degrees).sum()
 
 
+@checked
 @dataclass(frozen=True)
 class Variance(Family):
     """Weights with zero mean and learnt variances."""
@@ -74,13 +75,8 @@ class Variance(Family):
     has_means: ClassVar[bool] = False
 
     noise: Literal["gaussian", "bernoulli", "uniform"] = "gaussian"
-    degrees: float | None = None
+    degrees: Positive | None = None
     """Degrees of freedom of a Student-t prior. None is the log-uniform prior or ARD, whose KL is zero."""
-
-    def __post_init__(self) -> None:
-        require_option("noise", self.noise, ("gaussian", "bernoulli", "uniform"))
-        if self.degrees is not None:
-            finite_number("degrees of freedom", self.degrees, above=0, fix="pass a positive number, or None")
 
     @property
     def is_local(self) -> bool:

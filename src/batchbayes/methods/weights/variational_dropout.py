@@ -13,16 +13,15 @@ Kharitonov, Molchanov, Vetrov, "Variational Dropout via Empirical Bayes", 2018 (
 Networks: When Expectation Does Not Meet Your Expectations", ICLR 2019 (sharing).
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from batchbayes._common.checks import finite_number, require_option
+from batchbayes._common.signatures import Between, Finite, checked
 from batchbayes.methods.weights.family import Family, GaussianWeights
 from batchbayes.methods.weights.sites import Site
 from batchbayes.methods.weights.sparse import log_uniform_divergence
@@ -58,6 +57,7 @@ class MultipliedWeights(GaussianWeights):
         return share * each.sum()
 
 
+@checked
 @dataclass(frozen=True)
 class VariationalDropout(Family):
     """Weights with multiplicative Gaussian noise whose rate alpha is learnt."""
@@ -66,12 +66,7 @@ class VariationalDropout(Family):
 
     alpha_for_each: Literal["layer", "neuron", "weight"] = "layer"
     prior: Literal["log-uniform", "ard"] = "log-uniform"
-    initial_log_alpha: float = -5.0
-
-    def __post_init__(self) -> None:
-        require_option("alpha_for_each", self.alpha_for_each, ("layer", "neuron", "weight"))
-        require_option("prior", self.prior, ("log-uniform", "ard"))
-        finite_number("an initial_log_alpha", self.initial_log_alpha, above=-math.inf, fix="pass a finite number")
+    initial_log_alpha: Finite = -5.0
 
     def start(self, weight: Tensor, site: Site) -> dict[str, Tensor]:
         ones = [1] * (weight.ndim - 1)
@@ -83,17 +78,15 @@ class VariationalDropout(Family):
         return MultipliedWeights(weight, log_alpha.exp(), log_alpha, self.prior)
 
 
+@checked
 @dataclass(frozen=True)
 class GaussianDropout(Family):
     """Weights with multiplicative noise N(1, alpha) of a fixed rate: what variational dropout learns."""
 
     kind: ClassVar[str] = "gaussian-dropout"
 
-    alpha: float = 0.25
+    alpha: Annotated[float, Between(0, fix="pass p / (1 - p) for a dropout rate p")] = 0.25
     """The variance of the noise. Binary dropout with probability p has p / (1 - p)."""
-
-    def __post_init__(self) -> None:
-        finite_number("an alpha", self.alpha, above=0, fix="pass p / (1 - p) for a dropout rate p")
 
     def start(self, weight: Tensor, site: Site) -> dict[str, Tensor]:
         return {}
