@@ -14,6 +14,8 @@ PACKAGE = Path(bb.__file__).parent
 BOXES = {
     "errors": "_common",
     "predictive": "predictive\nlikelihoods",
+    "sums": "predictive\nlikelihoods",
+    "patch": "posterior",
     "likelihoods": "predictive\nlikelihoods",
 }
 """Modules of the top folder that share a box."""

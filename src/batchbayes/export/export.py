@@ -150,9 +150,10 @@ def export(
     `inputs` are all of the call. `drift.confidence` estimates the accuracy from `adapted_logits`.
 
     Args:
-        posterior: any posterior whose draws are one network with other tensors, dropout masks or ready views. The
-            result of `assess` is exported as it is recommended, with all that follows from it; only path and example
-            inputs are needed then.
+        posterior: any posterior whose draws are patches of one network: other tensors, dropout masks or ready views.
+            This includes ensembles on one network, and weight samples with noise inside the members. The result of
+            `assess` is exported as it is recommended, with all that follows from it; only path and example inputs are
+            needed then.
         path: an .onnx file (needs the extra `export`), or a .pt2 file for `torch.export.load`.
         example_inputs: some inputs of the network, on which the file is compared with `predict`.
         likelihood: as in `predict`, with its temperature or precision.
