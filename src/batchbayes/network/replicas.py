@@ -131,7 +131,7 @@ class Lent:
 
     def again(self) -> None:
         """Make ready for another pass with the same changes."""
-        if not self._replica.is_as_noted():
+        if not self._replica.is_ready():
             self.__exit__(None)
             self.__enter__()
 
@@ -156,7 +156,7 @@ def _borrowed(module: nn.Module, call: _Call | None, own_modes: bool) -> "Replic
     """Return a replica that no other thread and no other pass has: that of this call, one of the pool, or a new one."""
     replica = None if call is None else call.replicas.pop(module, None)
     if replica is not None:
-        if replica.is_ready(own_modes):
+        if replica.own_modes == own_modes and replica.is_ready():
             return replica
         _give_back(module, replica)
     replica = _from_pool(module)
@@ -205,6 +205,10 @@ class Replica:
         self._replaced: list[_Old] = []
         """What this pass has replaced, but for tensors."""
         self._tensors: list[_Old] = []
+        self._noted: list[tuple[dict[str, Any], tuple[Any, ...]]] = []
+        """What attributes and registries held when a pass began."""
+        self._empty: list[dict[str, Any]] = []
+        """Those that held nothing."""
         self._cloned: list[tuple[Tensor, Tensor, int]] = []
         """Copies of buffers that passes may change, with the user's, and the number of changes at the start."""
         self.own_modes = False
@@ -262,20 +266,15 @@ class Replica:
     def note(self) -> None:
         """Note what everything holds now."""
         every = [held for _, ours in self._pairs for held in (ours, ours["_parameters"], ours["_buffers"])]
-        self._noted: list[tuple[dict[str, Any], tuple[Any, ...]]]
         self._noted = [(held, tuple(held.values())) for held in every if held]
-        self._empty: list[dict[str, Any]] = [held for held in every if not held]
+        self._empty = [held for held in every if not held]
 
-    def is_ready(self, own_modes: bool) -> bool:
-        """Whether another pass of this call may begin here: the latest one has changed nothing."""
-        if own_modes:
+    def is_ready(self) -> bool:
+        """Whether another pass of this call may begin here: nothing has changed since everything was noted."""
+        if self.own_modes:
             _undo(self._tensors)
             for theirs, ours in self._pairs:
                 ours["training"] = theirs["training"]
-        return own_modes == self.own_modes and self.is_as_noted()
-
-    def is_as_noted(self) -> bool:
-        """Whether passes have changed nothing since everything was noted."""
         if any(self._empty):
             return False
         for held, values in self._noted:

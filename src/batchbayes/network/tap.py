@@ -51,6 +51,7 @@ def tapping(
     """Prepare `tap` once, for any number of passes inside the block."""
     seen: dict[str, Any] = {}
     order: list[str] = []
+    device = network.device
 
     def look(name: str, h: Tensor) -> None:
         seen[name] = see(name, h)
@@ -59,7 +60,7 @@ def tapping(
     def run(inputs: Any) -> Tapped:
         seen.clear()
         order.clear()
-        outputs = passed(inputs.to(network.device))
+        outputs = passed(inputs.to(device))
         return Tapped(dict(seen), list(order), outputs)
 
     looking = {**(before or {}), **{name: partial(look, name) for name in layers}}

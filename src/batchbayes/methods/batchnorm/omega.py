@@ -119,7 +119,8 @@ def collect_omegas(
         for batch in batches:
             with no_grad, random:
                 seen, _, outputs = run(batch)
-            require_all(sites, seen)
+            if len(seen) < len(names):
+                require_all(sites, seen)
             rows.append(list(map(seen.__getitem__, names)))
             shape = outputs.shape
     pairs = [tuple(map(torch.stack, zip(*of_site, strict=True))) for of_site in zip(*rows, strict=True)]
