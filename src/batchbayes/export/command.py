@@ -11,12 +11,12 @@ from batchbayes.drift.detector import Drift
 from batchbayes.export.export import Exported, export
 from batchbayes.novelty.detector import Novelty
 from batchbayes.posterior import Posterior
-from batchbayes.report.assess import running
 from batchbayes.report.compare.intervals import Intervals
 from batchbayes.report.options import ExportOptions, PredictOptions
 from batchbayes.report.predict import Predictor
 from batchbayes.report.read.examples import Examples, as_input
 from batchbayes.report.read.likelihood import noted_likelihood
+from batchbayes.report.running import running
 from batchbayes.report.words.values import names_and_units
 from batchbayes.report.write import require_new_file
 from batchbayes.saving import load

@@ -4,21 +4,17 @@ import json
 import os
 import sys
 import time
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from batchbayes._common.checks import as_path, require_type, whole_number
-from batchbayes._common.progress import hidden_progress
 from batchbayes._common.rng import GlobalStream
-from batchbayes.errors import BatchbayesError, BatchbayesWarning, unknown_name, warn
+from batchbayes.errors import BatchbayesError, unknown_name, warn
 from batchbayes.likelihoods import Categorical
 from batchbayes.methods.batchnorm.candidates import has_batch_norm
 from batchbayes.methods.mc_dropout import has_dropout
@@ -28,8 +24,9 @@ from batchbayes.network.inputs import Picker
 from batchbayes.novelty.detector import FEWEST, Novelty, novelty
 from batchbayes.report.compare.rows import Show, assessed_rows
 from batchbayes.report.compare.task import Task, compare, scores_for_limit
+from batchbayes.report.maps import map_writer
 from batchbayes.report.notes import notes_for_prediction
-from batchbayes.report.options import AssessOptions, CommonOptions, Settings, names, positive, reader_of, whole
+from batchbayes.report.options import AssessOptions, Settings, names, positive, reader_of, whole
 from batchbayes.report.page.pictures import pick_details, pick_thumbnails
 from batchbayes.report.read.case import Case, load_case, make_case
 from batchbayes.report.read.data_check import UNFAMILIAR, outside_ranges, unfamiliar
@@ -40,9 +37,10 @@ from batchbayes.report.read.reading import Reading
 from batchbayes.report.read.sources import Training, training_of
 from batchbayes.report.read.views import words
 from batchbayes.report.result import Assessment
+from batchbayes.report.running import noted_warnings, running
 from batchbayes.report.words.methods import caution_of
 from batchbayes.report.words.say import say
-from batchbayes.report.write import map_writer, require_extras, require_place
+from batchbayes.report.write import require_extras, require_place
 
 TASKS = {
     "classification": "batchbayes.report.compare.classes:Classes",
@@ -297,48 +295,6 @@ def run_assessment(options: AssessOptions, say: Callable[[str], None] = lambda _
     say("writing the report")
     found = replace(found, caveats=tuple(caveats), seconds=time.monotonic() - start)
     return found.save(options.out, overwrite=True, parquet=options.parquet)
-
-
-@contextmanager
-def running(options: CommonOptions) -> Iterator[None]:
-    """Set the number of threads and hide progress bars, as the options say, inside the block."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(options.threads or before)
-    try:
-        with hidden_progress(options.quiet):
-            yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextmanager
-def noted_warnings(shown: bool = False, quiet: bool = False) -> Iterator[list[str]]:
-    """Collect our own warnings, each once. They are printed, or `shown` as other warnings are, or only collected.
-
-    What is shown goes by the filters of the caller, which may ignore warnings or raise them.
-    """
-    notes: list[str] = []
-    usual, filters = warnings.showwarning, list(warnings.filters)
-
-    def note(message: Any, category: type[Warning], file: str, line: int, *more: Any, **other: Any) -> None:
-        ours = issubclass(category, BatchbayesWarning)
-        if ours and str(message) in notes:
-            return
-        if ours:
-            notes.append(str(message))
-        if not ours:
-            usual(message, category, file, line, *more, **other)
-        elif shown:
-            with warnings.catch_warnings():
-                warnings.showwarning, warnings.filters[:] = usual, filters  # type: ignore[index]
-                warnings.warn_explicit(message, category, file, line)
-        elif not quiet:
-            print(message if str(message).startswith("WARNING") else f"warning: {message}", file=sys.stderr)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", BatchbayesWarning)
-        warnings.showwarning = note
-        yield notes
 
 
 def _say(text: str) -> None:

@@ -25,13 +25,13 @@ from batchbayes._common.files import atomic_path, words_for_disk_errors
 from batchbayes._common.progress import Progress
 from batchbayes._common.text import count
 from batchbayes.errors import BatchbayesError, warn
-from batchbayes.report.assess import noted_warnings, running
 from batchbayes.report.options import PredictOptions
 from batchbayes.report.predict import Predictor
 from batchbayes.report.read.examples import READ_SIZE, Examples
 from batchbayes.report.read.images import visible
 from batchbayes.report.read.sources import ARRAYS, READ_IN_PART, example_shape, is_function
 from batchbayes.report.read.tables import TABLES
+from batchbayes.report.running import noted_warnings, running
 from batchbayes.report.write import NOVELTY, parquet_bytes, print_rows, write_json
 
 PLAN, POSTERIOR, WEIGHTS = "parts.json", "posterior.safetensors", "weights-"

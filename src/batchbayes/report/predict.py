@@ -12,8 +12,8 @@ from batchbayes.errors import BatchbayesError, warn
 from batchbayes.methods.table import resolve
 from batchbayes.novelty.detector import Novelty
 from batchbayes.posterior import Posterior
-from batchbayes.report.assess import noted_warnings, running
 from batchbayes.report.compare.rows import Rows, predict_rows
+from batchbayes.report.maps import map_writer
 from batchbayes.report.notes import checked_notes, require_outputs
 from batchbayes.report.options import PredictOptions
 from batchbayes.report.read.case import trial
@@ -22,7 +22,8 @@ from batchbayes.report.read.examples import Examples
 from batchbayes.report.read.factories import build_network, named_method
 from batchbayes.report.read.reading import Reading
 from batchbayes.report.read.sources import read_source
-from batchbayes.report.write import NOVELTY, map_writer, print_rows, require_new_file, strict_json, write_rows
+from batchbayes.report.running import noted_warnings, running
+from batchbayes.report.write import NOVELTY, print_rows, require_new_file, strict_json, write_rows
 from batchbayes.saving import load, load_notes
 
 

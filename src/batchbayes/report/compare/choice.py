@@ -1,7 +1,8 @@
 """The choice: calibration data judges all candidates, and one is recommended.
 
-Recommended is the simplest of the methods that are as good as the best, as far as the calibration data can tell. The
-test data takes no part in the choice, so what it says about the recommended method holds for new data.
+Recommended is the cheapest of the methods that are as good as the best, as far as the calibration data can tell, or the
+simplest of several that cost the same. The test data takes no part in the choice, so what it says about the recommended
+method holds for new data.
 
 All candidates are judged with one engine. The linear engine is cheap, and almost right. Exact draws of some examples
 measure how wrong its scores are. If that could change the choice of a method, exact draws of all examples are compared,
