@@ -22,7 +22,7 @@ from batchbayes.methods.candidates import Candidate
 from batchbayes.network.source import spread_evenly
 from batchbayes.report.compare.contenders import Contender, by_candidate, with_exact_draws
 from batchbayes.report.compare.groups import Trust
-from batchbayes.report.compare.price import examples_passes, passes_in_file, price_of
+from batchbayes.report.compare.price import exact_passes, passes_in_file, price_of
 from batchbayes.report.compare.tuning import DOUBT, paired_difference
 from batchbayes.report.read.case import Case
 from batchbayes.report.words.methods import short_name
@@ -127,12 +127,12 @@ def judge_all(
     If it does not hold for one of them, or if its error could change the choice, exact draws of all are compared.
     """
     found: dict[Candidate, list[Contender]] = {}
-    total = sum(map(examples_passes, candidates))
+    total = sum(map(exact_passes, candidates))
     with Progress("comparing methods, passes of each example", total, lines=True, after=LINE_SECONDS) as shown:
         for candidate in candidates:
             shown.about = short_name(candidate)
             found[candidate] = _priced(case, judge(case, candidate), price)
-            shown.advance(examples_passes(candidate))
+            shown.advance(exact_passes(candidate))
     linear = {each: found[each][0].drawn is Drawn.LINEAR for each in candidates if _may_be_linear(each)}
     everyone = [contender for group in found.values() for contender in group]
     if not any(linear.values()) or (all(linear.values()) and _is_safe(case, everyone, list(linear), judge, checked)):

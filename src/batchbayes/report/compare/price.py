@@ -82,12 +82,12 @@ def tell_time(case: Case, candidates: Sequence[Candidate]) -> None:
     draw(inputs)
     seconds = (time.perf_counter() - start) / len(inputs)
     parts = [case.test] if case.split_off else [case.calibration, case.test]
-    passes = sum(map(examples_passes, candidates)) * sum(len(part.whole().rows()) for part in parts)
+    passes = sum(map(exact_passes, candidates)) * sum(len(part.whole().rows()) for part in parts)
     if passes * seconds > PATIENCE_SECONDS:
         minutes = max(1, round(passes * seconds / 60))
         Shown().say(say("data.takes", passes=passes, time=count(minutes, "minute"), candidates=len(candidates)))
 
 
-def examples_passes(candidate: Candidate) -> int:
+def exact_passes(candidate: Candidate) -> int:
     """Return how many forward passes the exact draws of a candidate take for each example."""
     return candidate.sizes[-1] * max(1, candidate.views)
