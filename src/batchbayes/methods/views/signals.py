@@ -30,7 +30,8 @@ class SignalTransform(Transform):
 class SignalShift(SignalTransform):
     """Move signals in time by up to `most` steps, earlier or later. What comes in from outside is `fill`.
 
-    An undone sequence of outputs repeats its end where the view did not see the signal.
+    Outputs with as many numbers last as the signal has steps are a sequence, and are moved back. It repeats its end
+    where the view did not see the signal.
 
     >>> SignalShift(2).apply(torch.tensor([[1.0, 2.0, 3.0, 4.0]]), torch.tensor([0.0]))
     tensor([[0., 0., 1., 2.]])
@@ -50,8 +51,8 @@ class SignalShift(SignalTransform):
         return torch.where(inside, seen, inputs.new_full((), self.fill))
 
     def back(self, outputs: Tensor, inputs: Tensor, row: Tensor) -> Tensor:
-        length, is_sequence = inputs.shape[-1], outputs.ndim >= min(3, inputs.ndim)
-        if is_sequence and outputs.shape[-1] == length:
+        length = inputs.shape[-1]
+        if outputs.ndim > 1 and outputs.shape[-1] == length:
             return shifted(outputs, -row, -1)[0]
         if outputs.ndim == 3 and outputs.shape[1] == length:  # steps, and then classes
             return shifted(outputs, -row, 1)[0]
