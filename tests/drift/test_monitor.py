@@ -1,6 +1,8 @@
 """The monitor of a stream: false alarms, detection, return, files, and constant memory."""
 
+import copy
 import math
+import pickle
 import subprocess
 import sys
 
@@ -8,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.drift_cases import blobs
+from torch import nn
 
 import batchbayes as bb
 from batchbayes.novelty.windows import Sample
@@ -137,3 +140,26 @@ def test_memory_does_not_grow_and_is_balanced(classifier):
     for seed in range(10):
         monitor.update(blobs(50, 50 + seed)[0])
     assert {name: tensor.numel() for name, tensor in monitor.state()[1].items()} == sizes
+
+
+def test_a_monitor_that_is_copied_goes_on_as_its_original(classifier):
+    _, drift = classifier
+    monitor = drift.monitor()
+    monitor.update(blobs(60, 30)[0])
+    for twin in (copy.deepcopy(monitor), pickle.loads(pickle.dumps(monitor))):
+        assert twin.watch == monitor.watch
+        assert twin.update(blobs(30, 31)[0]) == copy.deepcopy(monitor).update(blobs(30, 31)[0])
+
+
+def test_inputs_of_another_shape_are_refused_before_they_count():
+    torch.manual_seed(0)
+    layers = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)
+    network = nn.Sequential(*layers)
+    monitor = bb.drift(network.eval(), torch.randn(200, 1, 8, 8), calibration=torch.randn(200, 1, 8, 8)).monitor()
+    monitor.update(torch.randn(20, 1, 8, 8))
+    with pytest.raises(bb.BatchbayesError, match=r"with \(1, 8, 8\), as before; got \(1, 9, 9\)"):
+        monitor.update(torch.randn(20, 1, 9, 9))
+    assert monitor.watch.num_examples == 20
+    sizes = [torch.randn(60, 1, 8, 8), torch.randn(60, 1, 9, 9)]
+    with pytest.raises(bb.BatchbayesError, match=r"inputs of one shape .* \(1, 8, 8\) and \(1, 9, 9\)"):
+        bb.drift(network, sizes)

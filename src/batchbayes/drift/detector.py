@@ -285,6 +285,10 @@ def _read(source: Source, most: float) -> tuple[Tensor, Tensor | None]:
     if not found:
         raise BatchbayesError(expected="at least one example", got="none", fix="check the data")
     parts, labels = zip(*found, strict=True)
+    shapes = dict.fromkeys(part.shape[1:] for part in parts if isinstance(part, Tensor))
+    if len(shapes) > 1:
+        got = " and ".join(str(tuple(shape)) for shape in list(shapes)[:3])
+        raise BatchbayesError("inputs of one shape in all batches", got, "resize them, or fit to one size alone")
     joined = parts[0] if isinstance(parts[0], Whole) else torch.cat(parts)
     if not isinstance(joined, Tensor) or not joined.is_floating_point():
         got = f"{joined.dtype}" if isinstance(joined, Tensor) else type(joined).__name__

@@ -125,9 +125,19 @@ class Monitor:
         examples, sample, _ = self.drift.seen(batch, inputs, math.inf)
         return self.see(examples, sample)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _lock=threading.RLock())
+
     def see(self, examples: Tensor, sample: Sample) -> Watch:
         """Look at new inputs whose statistics are known already, as from a file of `bb.export`."""
         with self._lock:
+            if len(self._inputs) and examples.shape[1:] != self._inputs.shape[1:]:
+                shapes = f"{tuple(self._inputs.shape[1:])}", f"{tuple(examples.shape[1:])}"
+                fix = "resize the inputs, or watch each size by a monitor of its own"
+                raise BatchbayesError(f"inputs of shape (n, ...) with {shapes[0]}, as before", shapes[1], fix)
             self.bet(sample)
             self._remember(examples, sample.classes)
             if self.alarm:

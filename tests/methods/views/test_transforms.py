@@ -229,7 +229,7 @@ def test_a_shift_of_signals_moves_all_leads_in_time():
     steps_first = moved_back(bb.SignalShift(2), seen.mT[..., :2], LEADS, earlier)  # steps, and then classes
     assert torch.equal(steps_first, back.mT[..., :2])
     assert torch.equal(moved_back(bb.SignalShift(2), seen[..., 0], LEADS, earlier), seen[..., 0])
-    assert torch.equal(moved_back(bb.SignalShift(2), seen[:, 1], LEADS, earlier), back[:, 1])  # one number for each step
+    assert torch.equal(moved_back(bb.SignalShift(2), seen[:, 1], LEADS, earlier), back[:, 1])  # a number a step
     with pytest.raises(bb.BatchbayesError, match=r"the size of the inputs, \(8,\)"):
         moved_back(bb.SignalShift(2), seen[..., ::2], LEADS, earlier)
 
