@@ -444,6 +444,8 @@ def test_seeds_order_and_weights(kind, waves):
     kind(**QUICK).fit(x, labels, sample_weight=np.linspace(0, 1, 120))
     with pytest.raises(BatchbayesError, match="sample weights of zero or more"):
         kind(**QUICK).fit(x, labels, sample_weight=-weights)
+    with pytest.raises(BatchbayesError, match="at least 5 rows with a weight above zero; got 1"):
+        kind(**QUICK).fit(x, labels, sample_weight=np.arange(120) == 7)
     with pytest.raises(BatchbayesError, match="repetitions of rows"):
         kind(**QUICK).fit(x, labels, sample_weight=np.full(120, 1e9))
 
@@ -512,6 +514,14 @@ def test_tiny_units_are_no_constants(waves):
     x, y = waves
     ordinary, tiny = fitted(UncertainRegressor, x, y), fitted(UncertainRegressor, x * 1e-20, y * 1e-20)
     np.testing.assert_allclose(tiny.predict(x[:5] * 1e-20) * 1e20, ordinary.predict(x[:5]), rtol=1e-3)
+
+
+def test_classes_that_are_dates_are_saved(waves, tmp_path):
+    x, y = waves
+    days = np.where(y > 10, np.datetime64("2024-05-31"), np.datetime64("2025-01-01"))
+    model = UncertainClassifier(**QUICK).fit(x, days)
+    model.save(tmp_path / "model.safetensors")
+    assert (UncertainClassifier.load(tmp_path / "model.safetensors").predict(x) == model.predict(x)).all()
 
 
 def test_parameters_of_numpy_are_saved(waves, tmp_path):

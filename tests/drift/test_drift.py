@@ -377,3 +377,11 @@ def test_labels_that_are_no_classes_are_refused(classifier):
         bb.drift(network, x, calibration=[(x, y + 1)])
     with pytest.raises(bb.BatchbayesError, match="a coverage between 0 and 1"):
         bb.drift(network, x, calibration=[(x, y)]).sets(x, 1.5)
+
+
+@pytest.mark.parametrize("labels", [lambda y: y.tolist(), lambda y: nn.functional.one_hot(y, 4), lambda y: y[:50]])
+def test_labels_that_are_no_class_numbers_are_told(classifier, labels):
+    network, _ = classifier
+    x, y = blobs(200, 40)
+    with pytest.warns(bb.BatchbayesWarning, match="the labels of calibration= are no class numbers"):
+        assert bb.drift(network, blobs(300, 41)[0], calibration=[(x, labels(y))]).confidence is None

@@ -9,7 +9,7 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -226,14 +226,22 @@ def drift(
     ('nothing', 'inputs')
     """
     seed, own = whole_number("seed", seed, least=None), as_network(network, output, inputs)
-    examples, labels = _read(Source(reference, inputs), MOST)
+    examples, _ = _read(Source(reference, inputs), MOST)
+    labels = None
     sight = watch(own, examples[:2].to(own.device), None)
     most = max(FEWEST, min(MOST, NUMBERS // sight.size))
     if calibration is None:
         rows = torch.randperm(len(examples), generator=generator(seed, "drift"))
-        fitted, ordinary, labels = examples[rows[::2]], examples[rows[1::2]][:most], None
+        fitted, ordinary = examples[rows[::2]], examples[rows[1::2]][:most]
     else:
         fitted, (ordinary, labels) = examples, _read(Source(calibration, inputs), most)
+    if isinstance(labels, bool):
+        labels = None
+        if sight.logits:
+            warn(
+                "the labels of calibration= are no class numbers, one for each input, and are not used: no accuracy is "
+                "estimated. Pass them as whole numbers in a tensor or array (n,)."
+            )
     sight = _with_two_classes(sight, examples[:2], labels)
     if min(len(fitted), len(ordinary)) < FEWEST:
         expected = f"at least {FEWEST} reference and {FEWEST} calibration examples, so that a p-value can be small"
@@ -279,8 +287,11 @@ def sample_of(gaussian: ClassGaussian, statistics: Tensor, logits: Tensor) -> Sa
     return windows.sample_of(gaussian, statistics, predicted_classes(logits), energy)
 
 
-def _read(source: Source, most: float) -> tuple[Tensor, Tensor | None]:
-    """Return an even choice of inputs, `most` of them at most, and labels if each batch has class numbers last."""
+def _read(source: Source, most: float) -> tuple[Tensor, Tensor | Literal[False] | None]:
+    """Return an even choice of inputs, `most` of them at most, and labels if each batch has class numbers last.
+
+    They are False if a batch has something else there.
+    """
     found = list(source.evenly(most, _class_numbers))
     if not found:
         raise BatchbayesError(expected="at least one example", got="none", fix="check the data")
@@ -293,11 +304,15 @@ def _read(source: Source, most: float) -> tuple[Tensor, Tensor | None]:
     if not isinstance(joined, Tensor) or not joined.is_floating_point():
         got = f"{joined.dtype}" if isinstance(joined, Tensor) else type(joined).__name__
         raise BatchbayesError("one tensor of real inputs for each batch", got, "wrap the network so that it takes one")
-    return joined, None if any(each is None for each in labels) else torch.cat(labels)
+    if all(isinstance(each, Tensor) for each in labels):
+        return joined, torch.cat(labels)
+    return joined, False if any(each is False for each in labels) else None
 
 
-def _class_numbers(batch: Any, inputs: Any) -> Tensor | None:
-    """Return the last part of a batch if it may be the classes of its examples."""
+def _class_numbers(batch: Any, inputs: Any) -> Tensor | Literal[False] | None:
+    """Return the last part of a batch if it may be the classes of its examples; False if it is something else."""
     last = batch[-1] if isinstance(batch, list | tuple) and len(batch) > 1 else None
+    if last is None:
+        return None
     given = torch.as_tensor(last) if isinstance(last, Tensor | np.ndarray) else torch.empty(0)
-    return given.long().cpu() if given.shape == (len(inputs),) and not given.is_floating_point() else None
+    return given.long().cpu() if given.shape == (len(inputs),) and not given.is_floating_point() else False

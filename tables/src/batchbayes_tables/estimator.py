@@ -33,13 +33,11 @@ from batchbayes.novelty.detector import FEWEST, Novelty, novelty
 from batchbayes_tables.columns import Column, Columns, Kind, as_meant, is_frame, read_array, read_frame
 from batchbayes_tables.crossfit import Candidate, Recipe, Score, cross_fit
 from batchbayes_tables.packing import packed, unpacked
-from batchbayes_tables.rows import folds_of, ordered_rows
+from batchbayes_tables.rows import FEWEST_ROWS, folds_of, ordered_rows
 from batchbayes_tables.stack.stack import unstack
 from batchbayes_tables.stack.train import Loss
 
 FORMAT = 2
-FEWEST_ROWS = 5
-"""Fewer rows cannot be split into folds with two rows or more for batch normalisation."""
 LARGER_BATCHES = (2_000, 8_000)
 """Above each of these numbers of rows, batches are twice as large, because more rows have more to say in each step."""
 FACTORS = (0.0, 0.5, 1.0, 2.0)

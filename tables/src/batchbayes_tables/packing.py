@@ -34,7 +34,7 @@ def packed(value: Any, tensors: dict[str, Tensor]) -> Any:
         tensors[name] = torch.as_tensor(value)
         return ["tensor" if isinstance(value, Tensor) else "array", name]
     if isinstance(value, np.ndarray):
-        return ["text", value.dtype.str, value.tolist()]
+        return ["text", value.dtype.str, (value.astype(str) if value.dtype.kind == "M" else value).tolist()]
     if isinstance(value, Mapping):
         return ["mapping", [[packed(each, tensors) for each in pair] for pair in value.items()]]
     if isinstance(value, list | tuple):

@@ -5,6 +5,8 @@ import numpy as np
 from batchbayes._common.rng import stream_seed
 from batchbayes.errors import BatchbayesError
 
+FEWEST_ROWS = 5
+"""Fewer rows cannot be split into folds with two rows or more for batch normalisation."""
 COPIES = 4
 """Rows with weights that are not whole numbers are repeated this many times on average."""
 MOST_ROWS = 100_000_000
@@ -18,10 +20,8 @@ def ordered_rows(inputs: np.ndarray, targets: np.ndarray, weights: np.ndarray | 
     rounded, so that their running total is right. Copies of a row have the same number in the second array, its place
     in the order: they stay in one fold, since a network that has seen a copy has seen the row.
 
-    >>> ordered_rows(np.array([[2.0], [1.0]]), np.zeros(2), np.array([2, 1]))
-    (array([1, 0, 0]), array([0, 1, 1]))
-    >>> ordered_rows(np.array([[2.0], [1.0]]), np.zeros(2), np.array([0.25, 0.75]))
-    (array([1, 1, 1, 1, 1, 1, 0, 0]), array([0, 0, 0, 0, 0, 0, 1, 1]))
+    >>> ordered_rows(np.array([[5.0], [4.0], [3.0], [2.0], [1.0]]), np.zeros(5), np.array([2, 1, 1, 1, 1]))
+    (array([4, 3, 2, 1, 0, 0]), array([0, 1, 2, 3, 4, 4]))
     """
     last = np.zeros(len(inputs)) if weights is None else weights
     order = np.lexsort([last, targets, *inputs.T[::-1]])
@@ -33,6 +33,9 @@ def ordered_rows(inputs: np.ndarray, targets: np.ndarray, weights: np.ndarray | 
             got=f"weights from {weights.min():g} to {weights.max():g}",
             fix="check sample_weight",
         )
+    if (count := int((weights > 0).sum())) < FEWEST_ROWS:
+        fix = "leave the weights out, or give more rows a weight"
+        raise BatchbayesError(f"at least {FEWEST_ROWS} rows with a weight above zero", f"{count}", fix)
     is_whole = (weights == np.round(weights)).all()
     if is_whole and weights.sum() > MOST_ROWS:
         raise BatchbayesError(
