@@ -15,7 +15,7 @@ from batchbayes.methods.table import METHODS, resolve
 LAYERS = [
     {"__version__", "errors", "_common"},
     {"network"},
-    {"metrics", "patch", "posterior", "sums", "engines", "predictive", "likelihoods", "outputs", "predict"},
+    {"metrics", "patch", "posterior", "state", "sums", "engines", "predictive", "likelihoods", "outputs", "predict"},
     {"training", "models", "datasets"},
     {"methods"},
     {"novelty", "drift", "saving", "plots", "calibrate", "distill", "decisions", "detections"},

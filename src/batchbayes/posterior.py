@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from batchbayes.errors import BatchbayesError
 from batchbayes.network.function import Function, Network, Output
+from batchbayes.state import from_file, to_file
 
 if TYPE_CHECKING:
     from batchbayes.engines.check import Linearity
@@ -67,12 +68,14 @@ class Posterior(ABC):
         """Return what a copy takes along. What is only remembered from call to call is made again."""
         return {name: value for name, value in vars(self).items() if name != _REMEMBERED}
 
-    @abstractmethod
     def state(self) -> tuple[Header, dict[str, Tensor]]:
-        """Return what a file must hold to bring the posterior back: a header of JSON values, and tensors."""
+        """Return what a file must hold to bring the posterior back: a header of JSON values, and tensors.
+
+        It is made of the fields of a dataclass, as `state.py` says. Other classes have a method of their own.
+        """
+        return to_file(self)
 
     @classmethod
-    @abstractmethod
     def restore(cls, header: Mapping[str, Any], tensors: Mapping[str, Tensor], model: nn.Module) -> Self:
         """Build the posterior from what `state` returned and the user's network.
 
@@ -80,6 +83,12 @@ class Posterior(ABC):
             BatchbayesError: if the posterior does not belong to this network.
             KeyError, TypeError, ValueError, RuntimeError: if header and tensors do not fit together.
         """
+        found = from_file(cls, header, tensors, model)
+        found.require_sound()
+        return found
+
+    def require_sound(self) -> None:  # noqa: B027
+        """Raise a ValueError or TypeError if what was read from a file does not fit together."""
 
 
 _REMEMBERED = "_remembered"

@@ -22,13 +22,6 @@ class JitterPosterior(bb.Posterior):
         noisy = {n: w * (1 + self.scale * torch.randn(w.shape, generator=random).to(w)) for n, w in weights.items()}
         return partial(self.network, tensors=noisy)
 
-    def state(self):
-        return {"output": self.network.output, "scale": self.scale}, {}
-
-    @classmethod
-    def restore(cls, header, tensors, model):
-        return cls(as_network(model, header["output"]), header["scale"])
-
 
 def jitter(model, batches=None, *, scale=0.1):
     return JitterPosterior(as_network(model), scale)

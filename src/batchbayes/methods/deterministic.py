@@ -4,18 +4,17 @@ What is random: nothing. All draws are the network itself, in evaluation mode.
 Cost: none for the fit; one forward pass for a prediction.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import ClassVar
 
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchbayes.errors import BatchbayesError
 from batchbayes.network.function import Network, Output, as_network, modules_by_name
 from batchbayes.network.inputs import Picker
 from batchbayes.patch import Patch
-from batchbayes.posterior import Header, Posterior
+from batchbayes.posterior import Posterior
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -32,13 +31,6 @@ class PointPosterior(Posterior):
 
     def draw(self, seed: int, index: int) -> Patch:
         return Patch(self.network)
-
-    def state(self) -> tuple[Header, dict[str, Tensor]]:
-        return {"output": self.network.output}, {}
-
-    @classmethod
-    def restore(cls, header: Mapping[str, Any], tensors: Mapping[str, Tensor], model: nn.Module) -> Self:
-        return cls(as_network(model, header["output"]))
 
 
 def deterministic(model: nn.Module, *, inputs: Picker = None, output: Output = None) -> PointPosterior:

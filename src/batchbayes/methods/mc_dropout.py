@@ -12,10 +12,9 @@ torch's recurrent and attention layers.
 """
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +28,8 @@ from batchbayes.errors import BatchbayesError, warn
 from batchbayes.network.function import Network, Output, as_network, modules_by_name, require_layout
 from batchbayes.network.inputs import Picker
 from batchbayes.patch import Affine, Patch
-from batchbayes.posterior import Header, Posterior
+from batchbayes.posterior import Posterior
+from batchbayes.state import Codec, File, State, coded
 
 if TYPE_CHECKING:
     from batchbayes.methods.candidates import Candidate, Request
@@ -88,7 +88,9 @@ class DropoutPosterior(Posterior):
     kind: ClassVar[str] = "dropout"
 
     network: Network
-    sites: tuple[DropoutSite, ...]
+    sites: tuple[DropoutSite, ...] = field(
+        metadata=coded(Codec(lambda _, own: _to_file(own), lambda file: _from_file(file)))
+    )
     """The dropout layers that drop anything, in the order in which the modules were registered."""
 
     def __repr__(self) -> str:
@@ -132,16 +134,6 @@ class DropoutPosterior(Posterior):
                     "mode. Draws vary less than the network did in training. Attention that calls the module (often "
                     'attn_implementation="eager") would switch it on.'
                 )
-
-    def state(self) -> tuple[Header, dict[str, Tensor]]:
-        return {"output": self.network.output, "layout": _layout(self.network.module)}, {}
-
-    @classmethod
-    def restore(cls, header: Mapping[str, Any], tensors: Mapping[str, Tensor], model: nn.Module) -> Self:
-        network = as_network(model, header["output"])
-        row = "layer {} of type {} with p {:g}"
-        require_layout(network.module, header["layout"], _layout(network.module), "dropout", row)
-        return cls(network, _sites(network.module))
 
 
 _FUNCTIONS = {
@@ -233,6 +225,16 @@ def has_dropout(model: nn.Module) -> bool:
 def _sites(module: nn.Module) -> tuple[DropoutSite, ...]:
     layers = modules_by_name(module, _DropoutNd)
     return tuple(DropoutSite(name, layer, float(layer.p)) for name, layer in layers.items() if layer.p > 0)
+
+
+def _to_file(posterior: DropoutPosterior) -> State:
+    return {"layout": _layout(posterior.network.module)}, {}
+
+
+def _from_file(file: File) -> tuple[DropoutSite, ...]:
+    module, row = file.network.module, "layer {} of type {} with p {:g}"
+    require_layout(module, file.header["layout"], _layout(module), "dropout", row)
+    return _sites(module)
 
 
 def _layout(module: nn.Module) -> list[list[object]]:

@@ -6,7 +6,7 @@ neither a prediction nor a file needs another one.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +29,7 @@ from batchbayes.methods.batchnorm.leading import OutputAxes, find_output_axes
 from batchbayes.network.inputs import Whole, tensors_of
 from batchbayes.network.replicas import one_call
 from batchbayes.network.source import spread_evenly
+from batchbayes.state import Codec, File, State
 
 if TYPE_CHECKING:
     from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
@@ -58,6 +59,27 @@ class Facts:
 
 
 NOTHING = Facts()
+
+
+def _to_file(facts: Facts, posterior: "BatchNormPosterior") -> State:
+    known, tensors = posterior.known, {}
+    if known.influence is not None:
+        tensors["influence"] = known.influence
+    if known.output_axes:
+        tensors |= dict(zip(AXES, known.output_axes.tensors(), strict=True))
+    found = {name: posterior.linearity(contrasts=each) for name, each in KINDS.items()}
+    return {"linearity": {name: asdict(each) for name, each in found.items() if each}}, tensors
+
+
+def _from_file(file: File) -> Facts:
+    tensors, header, of = file.tensors, file.header, (file.network.module, file.network.output)
+    axes = OutputAxes(*(tensors[name] for name in AXES)) if AXES[0] in tensors else None
+    found = header.get("linearity", {}).items()
+    linearity = {(header["noise"], KINDS[name]): Linearity.of(own) for name, own in found}
+    return Facts((*of, file.known["center"], file.known["deviations"]), tensors.get("influence"), axes, linearity)
+
+
+FACTS = Codec(_to_file, _from_file)
 
 
 def with_facts(posterior: "BatchNormPosterior", batches: Sequence[Any], are_maps: bool) -> "BatchNormPosterior":

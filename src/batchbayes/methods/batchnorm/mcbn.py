@@ -17,9 +17,8 @@ Cost: fitting keeps R companion batches; a draw runs M examples for each query, 
 Reference: the predictive of Atanov et al., "Uncertainty Estimation via Stochastic Batch Normalization", 2018.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self, Unpack, overload
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, Unpack, overload
 
 import torch
 from torch import Tensor, nn
@@ -31,19 +30,19 @@ from batchbayes.errors import BatchbayesError
 from batchbayes.methods.batchnorm.omega import by_batch
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior, Center
 from batchbayes.methods.batchnorm.sites import (
+    IDLE,
+    SITES,
     Select,
     Site,
-    idle_of_header,
     refusing,
     require_present,
-    site_header,
-    sites_of_header,
 )
 from batchbayes.methods.batchnorm.statistics import FitOptions, MiniBatchOptions, fit_rows, prepare
-from batchbayes.network.function import Function, Network, Output, as_network
+from batchbayes.network.function import Function, Network, Output
 from batchbayes.network.inputs import Picker, Whole, require_finite
 from batchbayes.network.source import Batches
-from batchbayes.posterior import Header, Posterior
+from batchbayes.posterior import Posterior
+from batchbayes.state import coded
 
 
 @overload
@@ -134,10 +133,10 @@ class QueryInBatchPosterior(Posterior):
     kind: ClassVar[str] = "batchnorm-query"
 
     network: Network
-    sites: tuple[Site, ...]
+    sites: tuple[Site, ...] = field(metadata=coded(SITES))
     companions: Tensor
     """Training inputs, (R, M - 1, ...)."""
-    idle: tuple[str, ...] = ()
+    idle: tuple[str, ...] = field(metadata=coded(IDLE), default=())
     """Layers without statistics, which no example may reach."""
 
     @property
@@ -164,14 +163,8 @@ class QueryInBatchPosterior(Posterior):
 
         return drawn
 
-    def state(self) -> tuple[Header, dict[str, Tensor]]:
-        return site_header(self.network, self.sites, self.idle), {"companions": self.companions}
-
-    @classmethod
-    def restore(cls, header: Mapping[str, Any], tensors: Mapping[str, Tensor], model: nn.Module) -> Self:
-        network = as_network(model, header["output"])
-        companions = tensors["companions"]
+    def require_sound(self) -> None:
+        companions = self.companions
         if companions.ndim < 3 or not companions.shape[0] or not companions.shape[1]:
             raise ValueError(f"companions of shape {tuple(companions.shape)}")
         require_finite(companions, "the companions")
-        return cls(network, sites_of_header(header, network.module), companions, idle_of_header(header, network.module))

@@ -1,36 +1,37 @@
 """The batch-norm posterior: a centre in omega, deviations from it, and the batch size that they belong to."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from batchbayes._common.rng import dealt, dealt_first, normals
 from batchbayes._common.signatures import Least, checked
 from batchbayes._common.text import count
 from batchbayes.engines.check import Linearity
 from batchbayes.errors import BatchbayesError, warn
-from batchbayes.methods.batchnorm.facts import AXES, KINDS, NOTHING, Facts
+from batchbayes.methods.batchnorm.facts import FACTS, NOTHING, Facts
 from batchbayes.methods.batchnorm.leading import OutputAxes
 from batchbayes.methods.batchnorm.omega import as_buffers, by_site, is_mean, site_of, size
 from batchbayes.methods.batchnorm.sites import (
+    IDLE,
+    SITES,
     Site,
-    idle_of_header,
     refusing,
     require_present,
-    site_header,
-    sites_of_header,
 )
-from batchbayes.network.function import Function, Network, as_network, pick_output, reference_tensor
+from batchbayes.network.function import Function, Network, pick_output, reference_tensor
 from batchbayes.network.inputs import each_tensor, require_finite
 from batchbayes.patch import Patch
-from batchbayes.posterior import Header, Posterior, are_same, remembered
+from batchbayes.posterior import Posterior, are_same, remembered
+from batchbayes.state import coded
 
 Center = Literal["batches", "running"]
+CenteredOn = Literal["batches", "running", "population", "window"]
 Noise = Literal["rows", "correlated", "factorised"]
 """How draws deviate: by an observed row, by a Gaussian combination of rows, or independently in each statistic."""
 
@@ -48,7 +49,7 @@ class BatchNormPosterior(Posterior):
     kind: ClassVar[str] = "batchnorm"
 
     network: Network
-    sites: tuple[Site, ...]
+    sites: tuple[Site, ...] = field(metadata=coded(SITES))
     center: Tensor
     """Omega that the draws scatter around, (D,)."""
     deviations: Tensor
@@ -63,14 +64,14 @@ class BatchNormPosterior(Posterior):
     noise: Noise = "rows"
     site_batch_sizes: tuple[float, ...] = ()
     """M of each site, if they differ."""
-    idle: tuple[str, ...] = ()
+    idle: tuple[str, ...] = field(metadata=coded(IDLE), default=())
     """Batch-norm layers without statistics, which no example may reach."""
     num_examples: int | None = None
     """How many examples the mini-batches were drawn from; None if that is not known."""
     population: float = math.inf
     """N in Var = sigma^2 / M (N - M) / (N - 1), the variance of a batch drawn without replacement. Infinite if the
     rows do not lack this part, because the batches of one pass over the data are compared with each other."""
-    facts: Facts = NOTHING
+    facts: Facts = field(metadata=coded(FACTS), default=NOTHING)
     """What the fit has measured. `known` has those that hold: a changed posterior has none."""
 
     is_linear: ClassVar[bool] = False
@@ -384,67 +385,31 @@ class BatchNormPosterior(Posterior):
         inputs = each_tensor(inputs, lambda tensor: tensor.clone() if tensor.is_inference() else tensor)
         return self.network, self.sites, self._statistics(self.center), inputs
 
-    def state(self) -> tuple[Header, dict[str, Tensor]]:
-        header = {
-            "method": self.method,
-            "centered_on": self.centered_on,
-            "noise": self.noise,
-            "batch_size": self.batch_size,
-            "site_batch_sizes": list(self.site_batch_sizes),
-            "num_examples": self.num_examples,
-            "population": None if self.population == math.inf else self.population,
-            "linearity": {
-                name: asdict(found) for name, kind in KINDS.items() if (found := self.linearity(contrasts=kind))
-            },
-            **site_header(self.network, self.sites, self.idle),
-        }
-        tensors = {"center": self.center, "deviations": self.deviations}
-        if self.influence is not None:
-            tensors["influence"] = self.influence
-        if self.output_axes:
-            tensors |= dict(zip(AXES, self.output_axes.tensors(), strict=True))
-        return header, tensors
-
-    @classmethod
-    def restore(cls, header: Mapping[str, Any], tensors: Mapping[str, Tensor], model: nn.Module) -> Self:
-        network = as_network(model, header["output"])
-        sites = sites_of_header(header, network.module)
-        center, deviations = tensors["center"], tensors["deviations"]
-        influence = tensors.get("influence")
-        axes = OutputAxes(*(tensors[name] for name in AXES)) if AXES[0] in tensors else None
-        if center.shape != (size(sites),) or deviations.shape[1:] != center.shape or not len(deviations):
-            raise ValueError(f"shapes {tuple(center.shape)} and {tuple(deviations.shape)} for {size(sites)} statistics")
-        if influence is not None and influence.shape != (len(deviations),) * 2:
-            raise ValueError(f"an influence of shape {tuple(influence.shape)} for {len(deviations)} rows")
+    def require_sound(self) -> None:
+        center, deviations = self.center, self.deviations
+        if center.shape != (size(self.sites),) or deviations.shape[1:] != center.shape or not len(deviations):
+            raise ValueError(
+                f"shapes {tuple(center.shape)} and {tuple(deviations.shape)} for {size(self.sites)} statistics"
+            )
+        if self.influence is not None and self.influence.shape != (len(deviations),) * 2:
+            raise ValueError(f"an influence of shape {tuple(self.influence.shape)} for {len(deviations)} rows")
+        tensors = {"center": center, "deviations": deviations, **FACTS.write(self.facts, self)[1]}
         if len({tensor.dtype for tensor in tensors.values()}) > 1 or center.dtype not in (torch.float32, torch.float64):
             raise ValueError(f"tensors of {[str(tensor.dtype) for tensor in tensors.values()]}")
         for name, tensor in tensors.items():
             require_finite(tensor, name)
-        sizes = _sizes_of_header(header, len(sites), has_noise=bool(deviations.any()))
-        options = {"noise": Noise, "centered_on": Literal["batches", "running", "population", "window"]}
-        for name, allowed in options.items():
-            if header[name] not in get_args(allowed):
-                raise ValueError(f"{name} {header[name]!r}")
-        if header["noise"] == "factorised" and len(deviations) > 1:
+        sizes, has_noise = [float(each) for each in (self.batch_size, *self.site_batch_sizes)], bool(deviations.any())
+        if len(sizes) not in (1, 1 + len(self.sites)) or not all(
+            each > 1 and (each < math.inf or not has_noise) for each in sizes
+        ):
+            raise ValueError(f"batch sizes {sizes}")
+        if self.noise not in get_args(Noise) or self.centered_on not in get_args(CenteredOn):
+            raise ValueError(f"noise {self.noise!r}, centred on {self.centered_on!r}")
+        if self.noise == "factorised" and len(deviations) > 1:
             raise ValueError(f"{len(deviations)} rows of factorised noise")
-        fixed = (sizes[0], str(header["method"]), header["centered_on"], header["noise"], sizes[1:])
-        drawn_from = (header.get("num_examples"), header.get("population") or math.inf)
-        if deviations.any() and not all(number is None or number > max(sizes) for number in drawn_from):
+        drawn_from = self.num_examples, self.population
+        if has_noise and not all(number is None or number > max(sizes) for number in drawn_from):
             raise ValueError(f"batch sizes {sizes} of {drawn_from} examples")
-        idle = idle_of_header(header, network.module)
-        posterior = cls(network, sites, center, deviations, *fixed, idle, *drawn_from)
-        found = header.get("linearity", {}).items()
-        linearity = {(header["noise"], KINDS[name]): Linearity.of(own) for name, own in found}
-        return replace(posterior, facts=Facts(posterior.now, influence, axes, linearity))
-
-
-def _sizes_of_header(header: Mapping[str, Any], num_sites: int, *, has_noise: bool) -> tuple[float, ...]:
-    """Return the batch size, and then that of each site if they differ."""
-    each = tuple(header.get("site_batch_sizes", ()))
-    sizes = tuple(float(size) for size in (header["batch_size"], *each))
-    if len(each) not in (0, num_sites) or not all(size > 1 and (size < math.inf or not has_noise) for size in sizes):
-        raise ValueError(f"batch sizes {sizes}")
-    return sizes
 
 
 def require_noise(posterior: object) -> BatchNormPosterior:

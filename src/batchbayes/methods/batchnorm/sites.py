@@ -16,6 +16,7 @@ from batchbayes.errors import BatchbayesError, warn
 from batchbayes.network.function import Network, modules_by_name, require_layout
 from batchbayes.network.replicas import first_time
 from batchbayes.network.tap import tap
+from batchbayes.state import Codec
 
 Select = int | str | Iterable[str] | Callable[[str, nn.Module], bool] | None
 """Which sites: the first k, names or patterns ("layer1.*"), a function of (name, layer), or None for all."""
@@ -89,6 +90,14 @@ def idle_of_header(header: Mapping[str, Any], module: nn.Module) -> tuple[str, .
 def _layout(module: nn.Module) -> list[list[object]]:
     """Return name, channels and epsilon of each batch-norm layer."""
     return [[site.name, site.channels, site.epsilon] for site in all_sites(module)]
+
+
+SITES = Codec(
+    lambda sites, own: (site_header(own.network, sites, own.idle), {}),
+    lambda file: sites_of_header(file.header, file.network.module),
+)
+"""The sites of a posterior in a file, with the layers that do not run, and the layout of the network."""
+IDLE = Codec(lambda names, own: ({}, {}), lambda file: idle_of_header(file.header, file.network.module))
 
 
 class Found(NamedTuple):

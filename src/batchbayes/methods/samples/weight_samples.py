@@ -11,7 +11,7 @@ Reference: Lakshminarayanan et al., NeurIPS 2017 (ensembles); Teye et al., ICML 
 import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 import torch
@@ -31,9 +31,33 @@ from batchbayes.network.source import Batches, Source
 from batchbayes.network.tap import tapping
 from batchbayes.patch import Mean, Patch
 from batchbayes.posterior import Header, Posterior
+from batchbayes.state import Codec, File, coded
 
 State = tuple[Header, Mapping[str, Tensor]]
 """What a file keeps of a posterior; the header has its kind."""
+
+
+def _layout(module: nn.Module) -> list[list[Any]]:
+    return [[name, str(t.dtype), list(t.shape)] for name, t in state_of(module).items()]
+
+
+def _weights_to_file(weights: Mapping[str, Tensor], samples: "WeightSamples") -> tuple[Header, dict[str, Tensor]]:
+    return {"layout": _layout(samples.network.module)}, {f"weights.{name}": each for name, each in weights.items()}
+
+
+def _weights_from_file(file: File) -> Mapping[str, Tensor]:
+    module = file.network.module
+    require_layout(module, file.header["layout"], _layout(module), "weight", "tensor {} of {} and shape {}")
+    return under(file.tensors, "weights.")
+
+
+def _noise_to_file(noise: tuple[State, ...], _: object) -> tuple[Header, dict[str, Tensor]]:
+    tensors = {f"noise.{n}.{name}": tensor for n, (_, own) in enumerate(noise) for name, tensor in own.items()}
+    return {"noise": [own for own, _ in noise]}, tensors
+
+
+def _noise_from_file(file: File) -> tuple[State, ...]:
+    return tuple((part, under(file.tensors, f"noise.{n}.")) for n, part in enumerate(file.header["noise"]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,11 +69,11 @@ class WeightSamples(Posterior):
 
     network: Network
     """The network. Its own weights do not matter."""
-    weights: Mapping[str, Tensor]
+    weights: Mapping[str, Tensor] = field(metadata=coded(Codec(_weights_to_file, _weights_from_file)))
     """Each parameter and buffer of all members, (S, ...)."""
     num_members: int
     method: str
-    noise: tuple[State, ...] = ()
+    noise: tuple[State, ...] = field(metadata=coded(Codec(_noise_to_file, _noise_from_file)), default=())
     """For each member the posterior inside it, if there is one."""
     num_chains: int = 1
     """Of MCMC. Members come chain by chain, each chain in its order."""
@@ -122,28 +146,9 @@ class WeightSamples(Posterior):
         own = self.network.output
         return inside if header.get("output") == own else inside.with_output(own)
 
-    def state(self) -> tuple[Header, dict[str, Tensor]]:
-        tensors = {f"weights.{name}": tensor for name, tensor in self.weights.items()}
-        for number, (_, own) in enumerate(self.noise):
-            tensors |= {f"noise.{number}.{name}": tensor for name, tensor in own.items()}
-        layout = [[name, str(t.dtype), list(t.shape)] for name, t in state_of(self.network.module).items()]
-        if self.log_posterior is not None:
-            tensors["log_posterior"] = self.log_posterior
-        header = {"output": self.network.output, "method": self.method, "layout": layout}
-        header |= {"num_members": len(self), "num_chains": self.num_chains}
-        return header | {"noise": [own for own, _ in self.noise]}, tensors
-
-    @classmethod
-    def restore(cls, header: Mapping[str, Any], tensors: Mapping[str, Tensor], model: nn.Module) -> Self:
-        network = as_network(model, header["output"])
-        own = [(name, str(t.dtype), list(t.shape)) for name, t in state_of(network.module).items()]
-        require_layout(network.module, header["layout"], own, "weight", "tensor {} of {} and shape {}")
-        noise = tuple((part, under(tensors, f"noise.{number}.")) for number, part in enumerate(header["noise"]))
-        counts = int(header["num_members"]), int(header["num_chains"])
-        return cls(
-            network, under(tensors, "weights."), counts[0], header["method"], noise, counts[1],
-            tensors.get("log_posterior"),
-        )  # fmt: skip
+    def require_sound(self) -> None:
+        if any(type(number) is not int for number in (self.num_members, self.num_chains)):
+            raise TypeError(f"{self.num_members!r} members in {self.num_chains!r} chains")
 
 
 def _on(network: Network, drawn: Function) -> Function:
