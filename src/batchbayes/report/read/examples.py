@@ -88,6 +88,11 @@ class Examples:
             return None
         return loader if num_sampled(loader) == len(loader.dataset) else None  # type: ignore[arg-type]
 
+    @property
+    def size(self) -> int | None:
+        """The number of examples in the whole source, if it is known without reading them. Methods ask for it."""
+        return num_sampled(self.batches) if isinstance(self.batches, DataLoader) else None
+
     def whole(self) -> "Examples":
         """Return all examples of the source, whichever part of it these are."""
         return replace(self, part=None)
