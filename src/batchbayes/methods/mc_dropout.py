@@ -102,11 +102,9 @@ class DropoutPosterior(Posterior):
         """Return the network with the masks of draw `index`."""
         present = modules_by_name(self.network.module, _DropoutNd)
         if replaced := [site.name for site in self.sites if present.get(site.name) is not site.layer]:
-            raise BatchbayesError(
-                expected="the dropout layers that the posterior was made for",
-                got=f"others in the place of {', '.join(replaced[:6])}",
-                fix="make the posterior again after you change the network",
-            )
+            got = f"others in the place of {', '.join(replaced[:6])}"
+            fix = "make the posterior again after you change the network"
+            raise BatchbayesError("the dropout layers that the posterior was made for", got, fix)
         masks = {site.name: DropoutMask(site, seed, index) for site in self.sites}
         return Patch(self.network, masks=masks, afterwards=self._look_for_functions)
 
@@ -182,11 +180,9 @@ def mc_dropout(model: nn.Module, *, inputs: Picker = None, output: Output = None
     if all(site.probability == 1 for site in sites):
         every = modules_by_name(network.module, _DropoutNd)
         found = ", ".join(f"{name} with p={layer.p:g}" for name, layer in list(every.items())[:6])
-        raise BatchbayesError(
-            expected="a network with dropout modules of a probability between 0 and 1",
-            got=f"{type(network.module).__name__} with {found or 'none'}",
-            fix="use a network that was trained with nn.Dropout; F.dropout inside forward() cannot be seen",
-        )
+        got = f"{type(network.module).__name__} with {found or 'none'}"
+        fix = "use a network that was trained with nn.Dropout; F.dropout inside forward() cannot be seen"
+        raise BatchbayesError("a network with dropout modules of a probability between 0 and 1", got, fix)
     if hidden := _hidden(network.module):
         warn(
             f"the dropout inside {', '.join(hidden[:6])} is no module of its own, and stays off. Draws vary less than "

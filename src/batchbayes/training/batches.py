@@ -78,18 +78,14 @@ def training_size(data: Any, num_examples: int | None = None) -> int:
     """
     known = known_size(data)
     if num_examples is None and known is None:
-        raise BatchbayesError(
-            expected="num_examples=, the size of the training set",
-            got=f"none, and a {type(data).__name__} that does not tell",
-            fix="pass the number of training examples, because it weighs the data against the prior",
-        )
+        got = f"none, and a {type(data).__name__} that does not tell"
+        fix = "pass the number of training examples, because it weighs the data against the prior"
+        raise BatchbayesError("num_examples=, the size of the training set", got, fix)
     size = whole_number("num_examples", known if num_examples is None else num_examples)
     if known is not None and size == length_hint(data) != known and not isinstance(data, Dataset):
-        raise BatchbayesError(
-            expected=f"num_examples={known}, the number of training examples",
-            got=f"{size}, the number of batches",
-            fix="leave it out, or pass len(loader.dataset)",
-        )
+        got = f"{size}, the number of batches"
+        fix = "leave it out, or pass len(loader.dataset)"
+        raise BatchbayesError(f"num_examples={known}, the number of training examples", got, fix)
     return size
 
 
@@ -124,10 +120,8 @@ def require_data(inputs: Tensor, targets: Tensor) -> None:
     for each in (inputs, targets):
         require_type(each, Tensor, expected="inputs and targets as two tensors", fix="convert them by torch.as_tensor")
     if len(inputs) != len(targets) or not len(inputs):
-        raise BatchbayesError(
-            expected="as many targets as inputs, at least one",
-            got=f"{len(inputs)} inputs and {len(targets)} targets",
-            fix="check how the data was selected",
-        )
+        got = f"{len(inputs)} inputs and {len(targets)} targets"
+        fix = "check how the data was selected"
+        raise BatchbayesError("as many targets as inputs, at least one", got, fix)
     require_finite(inputs, "the training inputs")
     require_finite(targets, "the training targets")

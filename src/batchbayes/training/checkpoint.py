@@ -99,11 +99,9 @@ class Checkpoint:
                 f"{name}: {saved.get(name, 'absent')} in the file, {own.get(name, 'absent')} now" for name in names
             ]
             rest = len(names) - SHOWN_DIFFERENCES
-            raise BatchbayesError(
-                expected=f"the training that wrote {self._path}",
-                got="; ".join(shown[:SHOWN_DIFFERENCES]) + (f"; and {rest} more differences" if rest > 0 else ""),
-                fix="use the same configuration and network, or another checkpoint file",
-            )
+            got = "; ".join(shown[:SHOWN_DIFFERENCES]) + (f"; and {rest} more differences" if rest > 0 else "")
+            fix = "use the same configuration and network, or another checkpoint file"
+            raise BatchbayesError(f"the training that wrote {self._path}", got, fix)
 
 
 def _tensors(network: nn.Module) -> dict[str, Tensor]:
@@ -147,11 +145,9 @@ def _packed(value: Any, tensors: dict[str, Tensor]) -> Any:
         return {type(value).__name__: [_packed(part, tensors) for part in value]}
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise BatchbayesError(
-        expected="an optimiser that keeps tensors, numbers and text, to write a checkpoint",
-        got=f"a {type(value).__name__}",
-        fix="use another optimiser, or train without a checkpoint",
-    )
+    got = f"a {type(value).__name__}"
+    fix = "use another optimiser, or train without a checkpoint"
+    raise BatchbayesError("an optimiser that keeps tensors, numbers and text, to write a checkpoint", got, fix)
 
 
 def _unpacked(value: Any, tensors: Mapping[str, Tensor], like: Tensor | None = None) -> Any:
@@ -176,17 +172,12 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     try:
         header, tensors = read_json(path, "training"), load_file(path)
     except UNREADABLE as error:
-        raise BatchbayesError(
-            expected=f"a checkpoint of a training at {path}",
-            got=f"something else, or a damaged file ({error})",
-            fix="choose another path, or delete the file to train from the start",
-        ) from error
+        got = f"something else, or a damaged file ({error})"
+        fix = "choose another path, or delete the file to train from the start"
+        raise BatchbayesError(f"a checkpoint of a training at {path}", got, fix) from error
     if header["format"] != FORMAT:
-        raise BatchbayesError(
-            expected=f"checkpoint format {FORMAT}",
-            got=f"format {header['format']} at {path}",
-            fix="update batchbayes, or delete the file to train from the start",
-        )
+        fix = "update batchbayes, or delete the file to train from the start"
+        raise BatchbayesError(f"checkpoint format {FORMAT}", f"format {header['format']} at {path}", fix)
     return header, tensors
 
 
@@ -194,8 +185,6 @@ def require_tensors_only(network: nn.Module) -> None:
     """Refuse modules with `get_extra_state`: it can return any object, and a file holds tensors alone."""
     odd = [name for name, value in network.state_dict().items() if not isinstance(value, Tensor)]
     if odd:
-        raise BatchbayesError(
-            expected="a network whose whole state is tensors, to write it to a file",
-            got=f"something else in {', '.join(odd)}",
-            fix="keep it in buffers, or do without the file",
-        )
+        got = f"something else in {', '.join(odd)}"
+        fix = "keep it in buffers, or do without the file"
+        raise BatchbayesError("a network whose whole state is tensors, to write it to a file", got, fix)

@@ -55,11 +55,8 @@ class TrainingConfig:
             if not (isinstance(value, Real) and 0 <= float(value) < float("inf")):
                 raise BatchbayesError(expected=f"{name} of 0 or more", got=repr(value), fix=f"change {name}")
         if self.optimiser not in ("adam", "sgd") and not callable(self.optimiser):
-            raise BatchbayesError(
-                expected='optimiser "adam", "sgd" or a function that makes one',
-                got=repr(self.optimiser),
-                fix="choose one of them",
-            )
+            fix = "choose one of them"
+            raise BatchbayesError('optimiser "adam", "sgd" or a function that makes one', repr(self.optimiser), fix)
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,11 +163,9 @@ def _epoch(
 def _checked_value(value: Any) -> Tensor:
     """Refuse an objective that cannot be made small by gradients."""
     if not (isinstance(value, Tensor) and value.numel() == 1 and value.requires_grad):
-        raise BatchbayesError(
-            expected="one number with a gradient from the loss or objective",
-            got=f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}",
-            fix='use reduction="mean", and neither torch.no_grad() nor .detach() on the way from the parameters',
-        )
+        got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        fix = 'use reduction="mean", and neither torch.no_grad() nor .detach() on the way from the parameters'
+        raise BatchbayesError("one number with a gradient from the loss or objective", got, fix)
     return value
 
 
@@ -184,11 +179,8 @@ def supervised(loss: Loss) -> Objective:
 
     def objective(network: nn.Module, batch: Any) -> Tensor:
         if not isinstance(batch, list | tuple) or len(batch) != 2:
-            raise BatchbayesError(
-                expected="batches of inputs and targets, (x, y)",
-                got=describe_batch(batch),
-                fix="let the DataLoader return such pairs, for example by its collate_fn=",
-            )
+            fix = "let the DataLoader return such pairs, for example by its collate_fn="
+            raise BatchbayesError("batches of inputs and targets, (x, y)", describe_batch(batch), fix)
         device, targets = reference_tensor(network).device, batch[1]
         targets = targets if hasattr(targets, "to") else as_tensor(targets, "targets")
         return checked(call_module(network, pick_inputs(batch).to(device)), targets.to(device))
@@ -211,22 +203,18 @@ def checked_loss(loss: Loss) -> Loss:
 
     def checked(outputs: Tensor, targets: Tensor) -> Tensor:
         if same_shape and outputs.shape != targets.shape:
-            raise BatchbayesError(
-                expected=f"targets of the shape of the outputs, {tuple(outputs.shape)}",
-                got=str(tuple(targets.shape)),
-                fix="reshape the targets, for example with targets[:, None]",
-            )
+            got = str(tuple(targets.shape))
+            fix = "reshape the targets, for example with targets[:, None]"
+            raise BatchbayesError(f"targets of the shape of the outputs, {tuple(outputs.shape)}", got, fix)
         try:
             return loss(outputs, targets)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             if isinstance(error, BatchbayesError | torch.OutOfMemoryError):
                 raise
             shape, told = (tuple(getattr(each, "shape", ())) for each in (outputs, targets))
-            raise BatchbayesError(
-                expected=f"labels that fit outputs of shape {shape}",
-                got=f"{getattr(targets, 'dtype', type(targets))} of shape {told}, and {error}"[:300],
-                fix="number classes from 0, as int64 of shape (n,), and give the network an output for each",
-            ) from error
+            got = f"{getattr(targets, 'dtype', type(targets))} of shape {told}, and {error}"[:300]
+            fix = "number classes from 0, as int64 of shape (n,), and give the network an output for each"
+            raise BatchbayesError(f"labels that fit outputs of shape {shape}", got, fix) from error
 
     return checked
 
@@ -253,11 +241,9 @@ def _optimiser(network: nn.Module, config: TrainingConfig) -> optim.Optimizer:
     """Return the optimiser. Adam and SGD add weight_decay * W to the gradient: that is the penalty lambda/2 ||W||^2."""
     trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
     if not trained:
-        raise BatchbayesError(
-            expected="a network with parameters to train",
-            got=f"{type(network).__name__}, in which no parameter requires a gradient",
-            fix="call requires_grad_() on those to train",
-        )
+        got = f"{type(network).__name__}, in which no parameter requires a gradient"
+        fix = "call requires_grad_() on those to train"
+        raise BatchbayesError("a network with parameters to train", got, fix)
     groups = [
         {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
@@ -277,15 +263,9 @@ def _can_fuse(parameters: list[nn.Parameter]) -> bool:
 def _finite_mean(total: float, count: int, epoch: int) -> float:
     """Return the mean objective of an epoch. Refuse an epoch that had no batch or that diverged."""
     if not count:
-        raise BatchbayesError(
-            expected="at least one batch in each epoch",
-            got=f"none in epoch {epoch + 1}",
-            fix="pass a list, a DataLoader or a function of the epoch, since an iterator can be read only once",
-        )
+        fix = "pass a list, a DataLoader or a function of the epoch, since an iterator can be read only once"
+        raise BatchbayesError("at least one batch in each epoch", f"none in epoch {epoch + 1}", fix)
     if not abs(total / count) < float("inf"):
-        raise BatchbayesError(
-            expected="a finite training loss",
-            got=f"{total / count} in epoch {epoch + 1}",
-            fix="lower the learning rate, or scale inputs and targets to about unit variance",
-        )
+        fix = "lower the learning rate, or scale inputs and targets to about unit variance"
+        raise BatchbayesError("a finite training loss", f"{total / count} in epoch {epoch + 1}", fix)
     return total / count

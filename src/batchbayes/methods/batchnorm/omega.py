@@ -131,11 +131,9 @@ def require_all(sites: Sequence[Site], seen: Container[str]) -> None:
     """Raise an error if a batch has not reached one of the sites."""
     missing = [site.name for site in sites if site.name not in seen]
     if missing:
-        raise BatchbayesError(
-            expected="the same batch-norm layers to run for every batch",
-            got=f"a batch for which these did not: {', '.join(missing)}",
-            fix="leave these layers out with sites=",
-        )
+        got = f"a batch for which these did not: {', '.join(missing)}"
+        fix = "leave these layers out with sites="
+        raise BatchbayesError("the same batch-norm layers to run for every batch", got, fix)
 
 
 def as_double(values: Tensor) -> Tensor:

@@ -148,11 +148,9 @@ def find_sites(network: Network, examples: Any, select: Select = None) -> Found:
 def _require_finite_running(site: Site) -> None:
     if bad := int(sum((~part.isfinite()).sum() for part in site.running)):
         half = site.layer.running_var is not None and site.layer.running_var.dtype == torch.float16
-        raise BatchbayesError(
-            expected=f"finite running statistics in {site.name}",
-            got=f"{bad} that are NaN or infinite" + (", in float16, which ends at 65504" if half else ""),
-            fix="convert the trained network to float32 or bfloat16: network.float()" if half else "train it again",
-        )
+        got = f"{bad} that are NaN or infinite" + (", in float16, which ends at 65504" if half else "")
+        fix = "convert the trained network to float32 or bfloat16: network.float()" if half else "train it again"
+        raise BatchbayesError(f"finite running statistics in {site.name}", got, fix)
 
 
 def _no_batch_norm(module: nn.Module) -> BatchbayesError:
@@ -196,11 +194,9 @@ def require_present(network: Network, sites: Sequence[Site]) -> None:
             found = None if found is None else found._modules.get(part)
             found = getattr(found, "_orig_mod", found)
         if found is not site.layer and site.name:
-            raise BatchbayesError(
-                expected=f"the layer {site.name} that the posterior was fitted to",
-                got=f"another layer in its place: {type(found).__name__}",
-                fix="fit again after you change the network",
-            )
+            got = f"another layer in its place: {type(found).__name__}"
+            fix = "fit again after you change the network"
+            raise BatchbayesError(f"the layer {site.name} that the posterior was fitted to", got, fix)
     network.warn_if_changed()
 
 

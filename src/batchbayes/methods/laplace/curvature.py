@@ -228,11 +228,8 @@ def find_last_layer(network: Network, inputs: Any, name: str | None) -> LastLaye
     layers = modules_by_name(network.module, nn.Linear)
     seen, _, outputs = tap(network, inputs, layers)
     if not bool(torch.isfinite(outputs).all()):
-        raise BatchbayesError(
-            expected="finite outputs of the network",
-            got="NaN or infinity for the first training batch",
-            fix="look for NaN in the weights and in the data",
-        )
+        fix = "look for NaN in the weights and in the data"
+        raise BatchbayesError("finite outputs of the network", "NaN or infinity for the first training batch", fix)
     for found in [name] if name is not None else reversed(layers):
         if found in seen and _makes(layers[found], seen[found], outputs):
             return LastLayer(network, found)

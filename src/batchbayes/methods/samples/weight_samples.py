@@ -210,11 +210,8 @@ def weight_samples(model: nn.Module, states: Iterable[Mapping[str, Tensor]], *, 
 def stack_states(network: Network, states: Sequence[Mapping[str, Tensor]], method: str) -> WeightSamples:
     """Return the posterior whose members are these state dicts, or refuse them."""
     if len(states) < 2:
-        raise BatchbayesError(
-            expected="two members or more",
-            got=f"{len(states)}",
-            fix="pass more sets of weights; for a single network use bb.deterministic(model)",
-        )
+        fix = "pass more sets of weights; for a single network use bb.deterministic(model)"
+        raise BatchbayesError("two members or more", f"{len(states)}", fix)
     own = state_of(network.module)
     plain = [{_own_name(name, own): tensor for name, tensor in state.items()} for state in states]
     parameters = {plain_name(name) for name, _ in network.module.named_parameters(remove_duplicate=False)}
@@ -224,11 +221,9 @@ def stack_states(network: Network, states: Sequence[Mapping[str, Tensor]], metho
         require_finite_member(trained, {name: state[name] for name in own if name not in trained}, number)
     stacked = {name: torch.stack([state[name].detach().to(own[name].dtype).cpu() for state in plain]) for name in own}
     if all(bool((tensor == tensor[:1]).all()) for tensor in stacked.values()):
-        raise BatchbayesError(
-            expected="members that differ in their weights",
-            got=f"{len(plain)} members that are all the same",
-            fix="check that each member was trained from its own random start, or loaded from its own file",
-        )
+        got = f"{len(plain)} members that are all the same"
+        fix = "check that each member was trained from its own random start, or loaded from its own file"
+        raise BatchbayesError("members that differ in their weights", got, fix)
     return WeightSamples(network, stacked, len(plain), method)
 
 
@@ -245,8 +240,5 @@ def _require_fitting(own: Mapping[str, Tensor], state: Mapping[str, Tensor], num
         shapes = [tuple(getattr(each[name], "shape", ())) if name in each else None for each in (own, state)]
         wanted, found = (f"no tensor {name}" if s is None else f"a tensor {name} of shape {s}" for s in shapes)
         if wanted != found:
-            raise BatchbayesError(
-                expected=f"{wanted} in every member",
-                got=f"{found} in member {number}",
-                fix="pass state dicts of one network; bb.ensemble([...]) takes networks of different shapes",
-            )
+            fix = "pass state dicts of one network; bb.ensemble([...]) takes networks of different shapes"
+            raise BatchbayesError(f"{wanted} in every member", f"{found} in member {number}", fix)

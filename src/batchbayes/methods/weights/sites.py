@@ -71,11 +71,9 @@ def find_sites(module: nn.Module, layers: Iterable[str] | None = None) -> tuple[
         if name not in every:
             raise unknown_name("a linear, convolutional or recurrent layer", name, every)
     if not names:
-        raise BatchbayesError(
-            expected="a network with linear, convolutional or recurrent layers",
-            got=f"{type(module).__name__} without any" if layers is None else "an empty list of layers",
-            fix="pass a network that has some, and name them by layers=",
-        )
+        got = f"{type(module).__name__} without any" if layers is None else "an empty list of layers"
+        fix = "pass a network that has some, and name them by layers="
+        raise BatchbayesError("a network with linear, convolutional or recurrent layers", got, fix)
     inside = {f"{name}.out_proj" for name in modules_by_name(module, nn.MultiheadAttention)}
     users = Counter(id(parameter) for m in module.modules() for parameter in m._parameters.values())
     return tuple(site for name in names for site in _sites(name, every[name], users, name not in inside))
@@ -100,11 +98,9 @@ def _sites(name: str, layer: nn.Module, users: Counter[int], runs: bool) -> list
                 "other layers by layers=",
             )
         if users[id(own)] > 1:
-            raise BatchbayesError(
-                expected="layers that do not share their weight",
-                got=f"{name}, whose {key} belongs to another layer too",
-                fix="name the other layers by layers=, because one draw cannot be two weights",
-            )
+            got = f"{name}, whose {key} belongs to another layer too"
+            fix = "name the other layers by layers=, because one draw cannot be two weights"
+            raise BatchbayesError("layers that do not share their weight", got, fix)
         full = f"{name}.{key}" if name else key
         sites.append(Site(full, name, layer, is_plain))
     return sites
