@@ -7,7 +7,9 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import batchbayes as bb
 
-pytestmark = pytest.mark.filterwarnings("ignore:windows are compared with", "ignore:novelty:")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:windows are compared with", "ignore:novelty:", "ignore:the labels of calibration"
+)
 
 
 class Stream(IterableDataset):

@@ -198,12 +198,12 @@ class Source:
     # An even choice.
 
     def evenly(
-        self, count: float, labels: Callable[[Any, Any], Tensor | None] = lambda batch, inputs: None
-    ) -> Iterator[tuple[Any, Tensor | None]]:
+        self, count: float, labels: Callable[[Any, Any], Any] = lambda batch, inputs: None
+    ) -> Iterator[tuple[Any, Any]]:
         """Yield inputs, and labels of batches, of at most `count` examples that are spread evenly over the data.
 
         Files are often in the order of classes, so the first examples may all be alike. Of a loader that shuffles the
-        first examples are a fair selection.
+        first examples are a fair selection. Labels that are no tensor are passed on.
         """
         source, total, shuffles = self, self.num_examples, self.is_loader and isinstance(self.data.sampler, SHUFFLING)
         if callable(own := getattr(self.data, "evenly", None)):
@@ -221,13 +221,15 @@ class Source:
             if len(rows):
                 found = labels(batch, inputs)
                 every = len(rows) == len(inputs)
-                yield (inputs, found) if every else (_rows(inputs, rows), found if found is None else found[rows])
+                yield (
+                    (inputs, found)
+                    if every
+                    else (_rows(inputs, rows), found[rows] if isinstance(found, Tensor) else found)
+                )
             if not len(wanted) or start > wanted[-1]:
                 return
 
-    def _from_stream(
-        self, count: float, labels: Callable[[Any, Any], Tensor | None]
-    ) -> Iterator[tuple[Any, Tensor | None]]:
+    def _from_stream(self, count: float, labels: Callable[[Any, Any], Any]) -> Iterator[tuple[Any, Any]]:
         """Do the same for a stream that does not tell its length: hold every k-th example, and fewer as it goes on."""
         parts: list[_Held] = []
         start, stride = 0, 1
@@ -441,7 +443,7 @@ def _require_same_form(held: Sequence[Any]) -> None:
         raise BatchbayesError("batches of one shape and dtype, which can be cut and joined", got, fix)
 
 
-_Held = tuple[Tensor, Any, Tensor | None]
+_Held = tuple[Tensor, Any, Any]
 """The numbers of some examples of a stream, their inputs and their labels."""
 
 
@@ -449,7 +451,7 @@ def _kept(parts: Iterable[_Held], wanted: Tensor) -> list[_Held]:
     """Return the examples with these numbers."""
     found = [(part, torch.isin(part[0], wanted)) for part in parts]
     return [
-        part if on.all() else (part[0][on], part[1][on], part[2] if part[2] is None else part[2][on])
+        part if on.all() else (part[0][on], part[1][on], part[2][on] if isinstance(part[2], Tensor) else part[2])
         for part, on in found
         if on.any()
     ]
