@@ -46,6 +46,17 @@ class Codec:
     read: Callable[[File], Any]
 
 
+def several(name: str, prefix: str) -> Codec:
+    """Return the codec of a tuple of states: their headers in a list, and their tensors after their numbers."""
+    return Codec(
+        lambda states, _: (
+            {name: [header for header, _ in states]},
+            {f"{prefix}{n}.{key}": each for n, (_, own) in enumerate(states) for key, each in own.items()},
+        ),
+        lambda file: tuple((own, under(file.tensors, f"{prefix}{n}.")) for n, own in enumerate(file.header[name])),
+    )
+
+
 def coded(codec: Codec) -> dict[str, Codec]:
     """Return the metadata of a field of a dataclass that is written and read by a codec."""
     return {_CODEC: codec}

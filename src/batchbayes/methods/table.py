@@ -5,7 +5,7 @@ of a third party joins by `register`, in its own module. If its package names th
 "batchbayes.methods", the module is imported when somebody asks for the method.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -183,6 +183,17 @@ def posterior_class(kind: str) -> "type[Posterior]":
         got=f"kind {kind!r}",
         fix="import the package that defines this kind, or update batchbayes",
     )
+
+
+def named_state(posterior: "Posterior") -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the state of a posterior inside another one, with its kind in the header."""
+    header, tensors = posterior.state()
+    return {"kind": posterior.kind, **header}, tensors
+
+
+def from_named_state(header: Mapping[str, Any], tensors: Mapping[str, Any], model: "nn.Module") -> "Posterior":
+    """Build a posterior from what `named_state` returned and the user's network."""
+    return posterior_class(header["kind"]).restore(header, tensors, model)
 
 
 def _kinds() -> dict[str, Any]:

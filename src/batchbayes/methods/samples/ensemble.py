@@ -9,20 +9,47 @@ Reference: Lakshminarayanan, Pritzel, Blundell, "Simple and Scalable Predictive 
 Ensembles", NeurIPS 2017.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Self
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from batchbayes._common.files import under
 from batchbayes._common.rng import dealt
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.samples.members import inner_draw, require_finite_member
-from batchbayes.methods.table import find_method, posterior_class
+from batchbayes.methods.table import find_method, from_named_state, named_state
 from batchbayes.network.function import Function, Network, Output
-from batchbayes.posterior import Header, Posterior
+from batchbayes.posterior import Posterior
+from batchbayes.state import Codec, File, State, coded, several
+
+_STATES = several("members", "")
+
+
+def _to_file(members: tuple[Posterior, ...], own: "EnsemblePosterior") -> State:
+    header, tensors = _STATES.write([named_state(member) for member in members], own)
+    if any(each.get("own") for each in header["members"]):
+        raise BatchbayesError(
+            expected="an ensemble that a file can hold",
+            got="members whose views are functions of your own, which could not be passed again to load",
+            fix="put the views around the ensemble: with_views(ensemble([...]), transform)",
+        )
+    return header | {"module_of_member": own.modules()[1]}, tensors
+
+
+def _from_file(file: File) -> tuple[Posterior, ...]:
+    """Build the members again. If they have several networks, the model is a list of them, in their order."""
+    modules = list(file.model) if isinstance(file.model, nn.ModuleList | list | tuple) else [file.model]
+    places = file.header["module_of_member"]
+    if len(modules) != max(places) + 1:
+        raise BatchbayesError(
+            expected=f"the {max(places) + 1} networks of the ensemble, in their order",
+            got=f"{len(modules)}",
+            fix="pass load(path, nn.ModuleList([first, second, ...]))",
+        )
+    states = zip(_STATES.read(file), places, strict=True)
+    return tuple(from_named_state(header, tensors, modules[place]) for (header, tensors), place in states)
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +58,7 @@ class EnsemblePosterior(Posterior):
 
     kind: ClassVar[str] = "ensemble"
 
-    members: tuple[Posterior, ...]
+    members: tuple[Posterior, ...] = field(metadata=coded(Codec(_to_file, _from_file)))
 
     @property
     def device(self) -> torch.device:
@@ -44,7 +71,7 @@ class EnsemblePosterior(Posterior):
     @property
     def network(self) -> Network:  # type: ignore[override]
         """The network of all members; if they have several, a `ModuleList` of these networks."""
-        modules, _ = self._modules()
+        modules, _ = self.modules()
         return Network(modules[0] if len(modules) == 1 else nn.ModuleList(modules))
 
     def __repr__(self) -> str:
@@ -64,40 +91,7 @@ class EnsemblePosterior(Posterior):
     def with_output(self, output: Output) -> Self:
         return replace(self, members=tuple(member.with_output(output) for member in self.members))
 
-    def state(self) -> tuple[Header, dict[str, Tensor]]:
-        states = [member.state() for member in self.members]
-        headers = [{"kind": member.kind, **own} for member, (own, _) in zip(self.members, states, strict=True)]
-        if any(own.get("own") for own in headers):
-            raise BatchbayesError(
-                expected="an ensemble that a file can hold",
-                got="members whose views are functions of your own, which could not be passed again to load",
-                fix="put the views around the ensemble: with_views(ensemble([...]), transform)",
-            )
-        tensors = {f"{number}.{key}": t for number, (_, own) in enumerate(states) for key, t in own.items()}
-        return {"members": headers, "module_of_member": self._modules()[1]}, tensors
-
-    @classmethod
-    def restore(
-        cls, header: Mapping[str, Any], tensors: Mapping[str, Tensor], model: nn.Module | Sequence[nn.Module]
-    ) -> Self:
-        """Build the ensemble again. If its members have several networks, `model` is a list of them, in their order."""
-        modules = list(model) if isinstance(model, nn.ModuleList | list | tuple) else [model]
-        places = header["module_of_member"]
-        if len(modules) != max(places) + 1:
-            raise BatchbayesError(
-                expected=f"the {max(places) + 1} networks of the ensemble, in their order",
-                got=f"{len(modules)}",
-                fix="pass load(path, nn.ModuleList([first, second, ...]))",
-            )
-        parts = [(posterior_class(own["kind"]), own) for own in header["members"]]
-        return cls(
-            tuple(
-                kind.restore(own, under(tensors, f"{number}."), modules[places[number]])
-                for number, (kind, own) in enumerate(parts)
-            )
-        )
-
-    def _modules(self) -> tuple[list[nn.Module], list[int]]:
+    def modules(self) -> tuple[list[nn.Module], list[int]]:
         """Return the networks of all members, each once, and for each member the position of its network."""
         every: list[nn.Module] = [member.network.module for member in self.members]  # type: ignore[attr-defined]
         unique = list(dict.fromkeys(every))

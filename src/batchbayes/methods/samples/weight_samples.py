@@ -23,7 +23,7 @@ from batchbayes._common.progress import progress
 from batchbayes._common.rng import dealt
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.samples.members import COUNTER, inner_draw, require_finite_member, state_of
-from batchbayes.methods.table import posterior_class
+from batchbayes.methods.table import from_named_state, named_state
 from batchbayes.network.copies import plain_name
 from batchbayes.network.function import Function, Network, Output, as_network, modules_by_name, require_layout
 from batchbayes.network.inputs import Picker
@@ -31,10 +31,7 @@ from batchbayes.network.source import Batches, Source
 from batchbayes.network.tap import tapping
 from batchbayes.patch import Mean, Patch
 from batchbayes.posterior import Header, Posterior
-from batchbayes.state import Codec, File, coded
-
-State = tuple[Header, Mapping[str, Tensor]]
-"""What a file keeps of a posterior; the header has its kind."""
+from batchbayes.state import Codec, File, State, coded, several
 
 
 def _layout(module: nn.Module) -> list[list[Any]]:
@@ -51,15 +48,6 @@ def _weights_from_file(file: File) -> Mapping[str, Tensor]:
     return under(file.tensors, "weights.")
 
 
-def _noise_to_file(noise: tuple[State, ...], _: object) -> tuple[Header, dict[str, Tensor]]:
-    tensors = {f"noise.{n}.{name}": tensor for n, (_, own) in enumerate(noise) for name, tensor in own.items()}
-    return {"noise": [own for own, _ in noise]}, tensors
-
-
-def _noise_from_file(file: File) -> tuple[State, ...]:
-    return tuple((part, under(file.tensors, f"noise.{n}.")) for n, part in enumerate(file.header["noise"]))
-
-
 @dataclass(frozen=True, eq=False)
 class WeightSamples(Posterior):
     """Functions that are one network with different weights."""
@@ -73,7 +61,7 @@ class WeightSamples(Posterior):
     """Each parameter and buffer of all members, (S, ...)."""
     num_members: int
     method: str
-    noise: tuple[State, ...] = field(metadata=coded(Codec(_noise_to_file, _noise_from_file)), default=())
+    noise: tuple[State, ...] = field(metadata=coded(several("noise", "noise.")), default=())
     """For each member the posterior inside it, if there is one."""
     num_chains: int = 1
     """Of MCMC. Members come chain by chain, each chain in its order."""
@@ -123,8 +111,7 @@ class WeightSamples(Posterior):
         WeightSamples(weight_samples on Sequential: 4 members, batchnorm inside)
         """
         fitted = [fit(self.member(number)) for number in progress(range(len(self)), "fitting members", len(self))]
-        states = [(posterior.kind, *posterior.state()) for posterior in fitted]
-        return replace(self, noise=tuple(({"kind": kind, **header}, own) for kind, header, own in states))
+        return replace(self, noise=tuple(named_state(posterior) for posterior in fitted))
 
     def with_statistics(self, batches: Batches, *, inputs: Picker = None) -> Self:
         """Return the same members with running statistics of batch norm that are computed anew from training batches.
@@ -142,7 +129,7 @@ class WeightSamples(Posterior):
 
     def _inside(self, number: int) -> Posterior:
         header, tensors = self.noise[number]
-        inside: Posterior = posterior_class(header["kind"]).restore(header, tensors, self.member(number))
+        inside = from_named_state(header, tensors, self.member(number))
         own = self.network.output
         return inside if header.get("output") == own else inside.with_output(own)
 

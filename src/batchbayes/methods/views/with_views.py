@@ -19,7 +19,7 @@ from batchbayes._common.checks import require_choice, whole_number
 from batchbayes._common.files import under
 from batchbayes._common.rng import even_numbers
 from batchbayes.errors import BatchbayesError
-from batchbayes.methods.table import posterior_class
+from batchbayes.methods.table import from_named_state, named_state
 from batchbayes.methods.views.signals import SignalCrop, SignalNoise, SignalShift
 from batchbayes.methods.views.torchvision import OwnFunction, OwnLens, name_of
 from batchbayes.methods.views.transforms import (
@@ -88,12 +88,12 @@ class ViewsPosterior(Posterior):
         return Patch(drawn, views=(view,))
 
     def state(self) -> tuple[Header, dict[str, Tensor]]:
-        header, tensors = self.posterior.state()
+        header, tensors = named_state(self.posterior)
         if isinstance(self.transform, Transform):
             view = {"transform": to_header(self.transform), "own": None}
         else:
             view = {"own": {"transform": name_of(self.transform), "undo": self.undo and name_of(self.undo)}}
-        view |= {"average": self.average, "wrapped": {"kind": self.posterior.kind, **header}}
+        view |= {"average": self.average, "wrapped": header}
         return view, {_PREFIX + key: tensor for key, tensor in tensors.items()}
 
     @classmethod
@@ -106,10 +106,10 @@ class ViewsPosterior(Posterior):
         undo: OwnFunction | None = None,
     ) -> Self:
         """Build the posterior again. A user's own functions are passed again, because a file holds no code."""
-        saved, wrapped = header["own"], header["wrapped"]
+        saved = header["own"]
         for role, given in (("transform", transform), ("undo", undo)):
             _require_named(role, given, saved[role] if saved else None)
-        inner = posterior_class(wrapped["kind"]).restore(wrapped, under(tensors, _PREFIX), model)
+        inner = from_named_state(header["wrapped"], under(tensors, _PREFIX), model)
         return cls(
             inner, transform or from_header(header["transform"]), undo, whole_number("average", int(header["average"]))
         )
