@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.source import ROOT
+from helpers.source import ROOT, public_modules
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 PEERS = {"laplace"}
@@ -28,7 +28,7 @@ def test_names_exist(path, monkeypatch):
 
 STUDIED = {
     "assess_memory": {"report.assess", "report.options"},  # the command, without its process
-    "cifar_tuning": {"_common.minimise", "methods.batchnorm.tuning_family"},  # NLL over batch size and temperature
+    "cifar_tuning": {"_common.tune", "methods.batchnorm.tuning_family"},  # NLL over batch size and temperature
     "data_check": {"report.read.data_check", "report.read.examples", "report.read.schema"},  # its false alarms
     "detection": {"metrics.detection"},  # average precision of single classes
     "drift_tables": {"drift.detector", "drift.monitor", "novelty.windows"},  # thousands of streams at once
@@ -50,15 +50,6 @@ STUDIED = {
     "weights_peers": {"methods.weights.variational"},  # a step of training
 }  # fmt: skip
 """Private modules that a benchmark may import: each studies a part of the library, and no call of users."""
-
-
-def public_modules():
-    """Modules that have a page of their own in the API reference."""
-    tree = ast.parse((ROOT / "docs/tools/reference.py").read_text(encoding="utf-8"))
-    listed = next(
-        node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "MODULES"
-    )
-    return {name.removeprefix("batchbayes.") for name in ast.literal_eval(listed)}
 
 
 def private_imports(path):

@@ -1,9 +1,7 @@
 """Who may import whom in the papers: public names of the library, and a short list of what experiments study."""
 
-import ast
-
 import pytest
-from helpers.source import PAPERS, ROOT, modules, unpickled_or_evaluated
+from helpers.source import PAPERS, modules, public_modules, unpickled_or_evaluated
 
 # From the inside out, as in the library. Folders of papers stand side by side in the third layer.
 INNER = ({"data", "models"}, {"runner"})
@@ -28,15 +26,6 @@ PLAIN = {"tools", "datasets", "models"}
 """All that data sets and networks know of the library: there is nothing Bayesian in them."""
 READERS = {"report.read.arrays"}
 """Private modules that data sets are read with."""
-
-
-def public_modules():
-    """Modules that have a page of their own in the API reference."""
-    tree = ast.parse((ROOT / "docs/tools/reference.py").read_text(encoding="utf-8"))
-    listed = next(
-        node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "MODULES"
-    )
-    return set(ast.literal_eval(listed))
 
 
 def may_use(parts, name, public):

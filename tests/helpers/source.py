@@ -69,3 +69,12 @@ def unpickled_or_evaluated(module: Module, may_load: tuple[str, ...] = ()) -> li
             if called == "torch.load" and not (module.parts == may_load and "weights_only=True" in keywords):
                 wrong.append(called)
     return [f"{module} has {each}" for each in wrong]
+
+
+def public_modules():
+    """Modules that have a page of their own in the API reference."""
+    tree = ast.parse((ROOT / "docs/tools/reference.py").read_text(encoding="utf-8"))
+    listed = next(
+        node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "MODULES"
+    )
+    return {name.removeprefix("batchbayes.") for name in ast.literal_eval(listed)}
