@@ -8,7 +8,7 @@ $\delta$.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +28,7 @@ MATRICES = 2**22
 class FullCurvature:
     """All of H."""
 
+    kind: ClassVar[str] = "full"
     vectors: Tensor
     """(K P, K P), in columns."""
     eigenvalues: Tensor
@@ -60,6 +61,7 @@ class FullCurvature:
 class KroneckerCurvature:
     r"""$B \otimes A$ with B (K, K) and A (P, P). It is exact if all $\Lambda_n$ are equal, as in regression."""
 
+    kind: ClassVar[str] = "Kronecker"
     output_vectors: Tensor
     """(K, K), in columns."""
     feature_vectors: Tensor

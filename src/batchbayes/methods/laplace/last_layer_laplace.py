@@ -11,8 +11,8 @@ al., "Laplace Redux", NeurIPS 2021.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, ClassVar, Self
 
@@ -40,7 +40,8 @@ from batchbayes.methods.table import Method
 from batchbayes.network.function import Function, Network, Output, as_network, modules_by_name
 from batchbayes.network.inputs import Picker
 from batchbayes.network.source import Batches, Source
-from batchbayes.posterior import Header, Posterior
+from batchbayes.posterior import Posterior
+from batchbayes.state import Codec, File, coded
 
 MOST_FULL = 4096
 """Up to this many weights the curvature is kept whole. Its eigendecomposition then takes less than a minute."""
@@ -50,14 +51,37 @@ LOW, HIGH = -10.0, 16.0
 """Limits for the natural logarithm of a prior precision that is searched for."""
 
 
+def _layer_from_file(file: File) -> LastLayer:
+    name, shape = file.header["layer"], file.header["shape"]
+    layer = LastLayer(as_network(file.model, file.header["output"]), name)
+    if name not in modules_by_name(layer.network.module, nn.Linear) or list(layer.mean.shape) != shape:
+        raise BatchbayesError(
+            expected=f"a network with a linear layer {name!r} of shape {shape}",
+            got=f"{type(layer.network.module).__name__} without it",
+            fix="build the same network, load its weights, and pass that",
+        )
+    return layer
+
+
+_LAYER = Codec(
+    lambda layer, _: ({"output": layer.network.output, "layer": layer.name, "shape": list(layer.mean.shape)}, {}),
+    _layer_from_file,
+)
+_KINDS = {"full": FullCurvature, "kronecker": KroneckerCurvature}
+_CURVATURE = Codec(
+    lambda curvature, _: ({"curvature": curvature.kind.lower()}, dict(vars(curvature))),
+    lambda file: _KINDS[file.header["curvature"]](**file.tensors),
+)
+
+
 @dataclass(frozen=True, eq=False)
 class LaplacePosterior(Posterior):
     """Functions that differ in the weights of the last layer of one network."""
 
     kind: ClassVar[str] = "laplace"
 
-    layer: LastLayer
-    curvature: FullCurvature | KroneckerCurvature
+    layer: LastLayer = field(metadata=coded(_LAYER))
+    curvature: FullCurvature | KroneckerCurvature = field(metadata=coded(_CURVATURE))
     prior_precision: float
 
     @property
@@ -69,11 +93,10 @@ class LaplacePosterior(Posterior):
         return self
 
     def __repr__(self) -> str:
-        kind = "full" if isinstance(self.curvature, FullCurvature) else "Kronecker"
         outputs, features = self.layer.mean.shape
         return (
             f"{type(self).__name__}({self.network}: {features} x {outputs} weights of {self.layer.name!r}, "
-            f"{kind} curvature, prior precision {self.prior_precision:.3g})"
+            f"{self.curvature.kind} curvature, prior precision {self.prior_precision:.3g})"
         )
 
     def at_prior_precision(self, prior_precision: float) -> Self:
@@ -183,31 +206,6 @@ class LaplacePosterior(Posterior):
             for row, move in zip(moves, self.moves(features, directions[:, :2].tolist()), strict=True):
                 row.copy_(move)
         return outputs, moves.to(outputs).view(-1, *outputs.shape)
-
-    def state(self) -> tuple[Header, dict[str, Tensor]]:
-        header = {
-            "output": self.network.output,
-            "layer": self.layer.name,
-            "shape": list(self.layer.mean.shape),
-            "curvature": "full" if isinstance(self.curvature, FullCurvature) else "kronecker",
-            "prior_precision": self.prior_precision,
-        }
-        return header, dict(vars(self.curvature))
-
-    @classmethod
-    def restore(cls, header: Mapping[str, Any], tensors: Mapping[str, Tensor], model: nn.Module) -> Self:
-        network = as_network(model, header["output"])
-        layer = LastLayer(network, header["layer"])
-        if header["layer"] not in modules_by_name(network.module, nn.Linear) or (
-            list(layer.mean.shape) != header["shape"]
-        ):
-            raise BatchbayesError(
-                expected=f"a network with a linear layer {header['layer']!r} of shape {header['shape']}",
-                got=f"{type(network.module).__name__} without it",
-                fix="build the same network, load its weights, and pass that",
-            )
-        kind = {"full": FullCurvature, "kronecker": KroneckerCurvature}[header["curvature"]]
-        return cls(layer, kind(**tensors), float(header["prior_precision"]))
 
 
 def last_layer_laplace(
