@@ -1,16 +1,16 @@
 """What a posterior is: anything that functions can be drawn from."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from batchbayes.errors import BatchbayesError
 from batchbayes.network.function import Function, Network, Output
-from batchbayes.state import from_file, to_file
+from batchbayes.state import Saved
 
 if TYPE_CHECKING:
     from batchbayes.engines.check import Linearity
@@ -21,7 +21,7 @@ Header = dict[str, Any]
 """What a file says about a posterior, as JSON values."""
 
 
-class Posterior(ABC):
+class Posterior(Saved, ABC):
     """A fitted distribution over functions. All work that does not depend on test inputs is done.
 
     Draw `index` under `seed` is a deterministic function. It depends on these two numbers and on the present weights of
@@ -67,28 +67,6 @@ class Posterior(ABC):
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy takes along. What is only remembered from call to call is made again."""
         return {name: value for name, value in vars(self).items() if name != _REMEMBERED}
-
-    def state(self) -> tuple[Header, dict[str, Tensor]]:
-        """Return what a file must hold to bring the posterior back: a header of JSON values, and tensors.
-
-        It is made of the fields of a dataclass, as `state.py` says. Other classes have a method of their own.
-        """
-        return to_file(self)
-
-    @classmethod
-    def restore(cls, header: Mapping[str, Any], tensors: Mapping[str, Tensor], model: nn.Module) -> Self:
-        """Build the posterior from what `state` returned and the user's network.
-
-        Raises:
-            BatchbayesError: if the posterior does not belong to this network.
-            KeyError, TypeError, ValueError, RuntimeError: if header and tensors do not fit together.
-        """
-        found = from_file(cls, header, tensors, model)
-        found.require_sound()
-        return found
-
-    def require_sound(self) -> None:  # noqa: B027
-        """Raise a ValueError or TypeError if what was read from a file does not fit together."""
 
 
 _REMEMBERED = "_remembered"

@@ -9,7 +9,7 @@ from a file has the default of the field, and null stands for infinity if that i
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from torch import Tensor, nn
 
@@ -55,6 +55,22 @@ def several(name: str, prefix: str) -> Codec:
         ),
         lambda file: tuple((own, under(file.tensors, f"{prefix}{n}.")) for n, own in enumerate(file.header[name])),
     )
+
+
+def nested(kind: type[Any], tensors: str = "", header: str = "") -> Codec:
+    """Return the codec of a dataclass inside another one, or of None: what its names begin with in the file."""
+
+    def read(file: File) -> Any:
+        own = under(file.tensors, tensors)
+        return from_file(kind, under(file.header, header), own, file.model) if own else None
+
+    def write(value: Any, _: Any) -> State:
+        own, found = ({}, {}) if value is None else to_file(value)
+        return {header + name: each for name, each in own.items()}, {
+            tensors + name: each for name, each in found.items()
+        }
+
+    return Codec(write, read)
 
 
 def coded(codec: Codec) -> dict[str, Codec]:
@@ -116,3 +132,29 @@ def from_file(kind: type[T], header: Mapping[str, Any], tensors: Mapping[str, Te
         elif each.default is MISSING and each.default_factory is MISSING:
             raise KeyError(name)
     return kind(**known)
+
+
+class Saved:
+    """What can be written to a file and read again."""
+
+    def state(self) -> State:
+        """Return what a file must hold to bring the object back: a header of JSON values, and tensors.
+
+        It is made of the fields of a dataclass, as `state.py` says. Other classes have a method of their own.
+        """
+        return to_file(self)
+
+    @classmethod
+    def restore(cls, header: Mapping[str, Any], tensors: Mapping[str, Tensor], model: nn.Module) -> Self:
+        """Build it from what `state` returned and the user's network.
+
+        Raises:
+            BatchbayesError: if it does not belong to this network.
+            KeyError, TypeError, ValueError, RuntimeError: if header and tensors do not fit together.
+        """
+        found = from_file(cls, header, tensors, model)
+        found.require_sound()
+        return found
+
+    def require_sound(self) -> None:
+        """Raise a ValueError or TypeError if what was read from a file does not fit together."""

@@ -272,7 +272,7 @@ def test_files_of_before_last_features_keep_their_score(tmp_path):
     detector = replace(detector, calibration_scores=detector.sum_of(surprise(parts, parts)))
     header, tensors = detector.state()
     for word in ("last", "directions", "everyday"):
-        del header[word]
+        header.pop(word, None)
     again = bb.Novelty.restore(header, tensors, network)
     x = inputs(20, shape, 3)
     assert torch.equal(again.score(x), detector.score(x))

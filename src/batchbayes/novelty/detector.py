@@ -28,9 +28,8 @@ about errors on ordinary inputs, and little about new classes that look like the
 """
 
 import numbers
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -51,9 +50,8 @@ from batchbayes.novelty.scores import (
     generalised_entropy,
     surprise,
 )
-from batchbayes.novelty.statistics import CHUNK, Sight, layer_means, watch_any
+from batchbayes.novelty.statistics import CHUNK, SIGHT, Sight, layer_means, watch_any
 from batchbayes.novelty.whole import (
-    GAUSSIAN,
     LEAST,
     BatchReport,
     Looked,
@@ -62,6 +60,7 @@ from batchbayes.novelty.whole import (
     joined,
     properties,
 )
+from batchbayes.state import Codec, Saved, coded, nested
 
 NUMBERS = 2**26
 """Statistics that are kept during the fit (256 MiB; the fit makes a few copies). A network with very many channels is
@@ -82,8 +81,6 @@ FEWEST_OF_CLASS = 10
 EVERYDAY = 1.0
 """A distance with a surprise below this, so with a p-value above 1/e, hardly counts."""
 
-_SCORES = ("ordinary_parts", "ordinary_sites", "calibration_scores")
-
 
 @dataclass(frozen=True, eq=False)
 class NoveltyReport:
@@ -102,13 +99,19 @@ class NoveltyReport:
     """What is said of all inputs together, if there are 16 or more. `print` it for the words."""
 
 
+_COARSE = Codec(
+    lambda coarse, _: ({"coarse": coarse is not None}, {}),
+    lambda file: (whole := file.known["whole"]) and (whole.layers.gaussian if file.header["coarse"] else None),
+)
+
+
 @dataclass(frozen=True, eq=False)
-class Novelty:
+class Novelty(Saved):
     """A fitted detector of unusual inputs. Any number of threads may use it at once."""
 
     kind: ClassVar[str] = "novelty"
-    sight: Sight
-    gaussian: ClassGaussian
+    sight: Sight = field(metadata=coded(SIGHT))
+    gaussian: ClassGaussian = field(metadata=coded(nested(ClassGaussian)))
     ordinary_parts: Tensor
     """The parts of the score for training examples that were not used for the fit, (n, 1 to 4)."""
     ordinary_sites: Tensor
@@ -117,13 +120,13 @@ class Novelty:
     """Scores of the examples that p-values are calibrated on, (m,)."""
     held_out: bool
     """Whether those are data that the network was not trained on."""
-    coarse: ClassGaussian | None = None
-    """Describes the mean statistics of each layer, if examples were too few for a distance of all statistics."""
-    whole: OrdinaryBatches | None = None
+    whole: OrdinaryBatches | None = field(metadata=coded(nested(OrdinaryBatches, "whole.")), default=None)
     """Ordinary examples to compare batches with. Files of older versions have none."""
-    features: LastFeatures | None = None
+    coarse: ClassGaussian | None = field(metadata=coded(_COARSE), default=None)
+    """Describes the mean statistics of each layer, if examples were too few for a distance of all statistics."""
+    features: LastFeatures | None = field(metadata=coded(nested(LastFeatures, "features.", "features.")), default=None)
     """Describes the last features by class, if there are any and examples are enough."""
-    everyday: float | None = EVERYDAY
+    everyday: float | None = None
     """Files of older versions have None: their score is the plain sum of surprises."""
 
     @property
@@ -238,37 +241,10 @@ class Novelty:
             )
         return float(level)
 
-    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Return a header of JSON values, and tensors, for `save`."""
-        header = self.sight.header() | {"rest": self.gaussian.rest, "held_out": self.held_out}
-        tensors = {name: getattr(self, name) for name in _SCORES} | self.sight.state()
-        tensors |= {name: getattr(self.gaussian, name) for name in GAUSSIAN}
-        for name, part in (vars(self.features) if self.features else {}).items():
-            header[f"features.{name}.rest"] = part.rest
-            tensors |= {f"features.{name}.{field}": getattr(part, field) for field in GAUSSIAN}
-        return header | {
-            "coarse": self.coarse is not None,
-            "seed": self.whole.layers.seed if self.whole else 0,
-            "everyday": self.everyday,
-        }, tensors | (self.whole.state() if self.whole else {})
-
-    @classmethod
-    def restore(cls, header: Mapping[str, Any], tensors: Mapping[str, Tensor], model: nn.Module) -> Self:
-        """Build it from what `state` returned and the user's network."""
-        sight = Sight.restore(header, tensors, model)
-        gaussian = ClassGaussian(**{name: tensors[name] for name in GAUSSIAN}, rest=header["rest"])
-        if not gaussian.mean.shape == gaussian.std.shape == gaussian.centres[0].shape == (sight.size,):
-            raise ValueError(f"a mean of shape {tuple(gaussian.mean.shape)} for {sight.size} statistics")
-        scores = (tensors[name] for name in _SCORES)
-        found = cls(sight, gaussian, *scores, held_out=header["held_out"], everyday=header.get("everyday"))
-        if "features.within.rest" in header:
-            found = replace(
-                found, features=LastFeatures(*(_gaussian(header, tensors, n) for n in ("within", "common")))
-            )
-        if "whole.summary" not in tensors:
-            return found
-        whole = OrdinaryBatches.restore(tensors, header["seed"])
-        return replace(found, coarse=whole.layers.gaussian if header["coarse"] else None, whole=whole)
+    def require_sound(self) -> None:
+        mean, std, centres = self.gaussian.mean, self.gaussian.std, self.gaussian.centres
+        if not mean.shape == std.shape == centres[0].shape == (self.sight.size,):
+            raise ValueError(f"a mean of shape {tuple(mean.shape)} for {self.sight.size} statistics")
 
     def __repr__(self) -> str:
         source = "held-out" if self.held_out else "training"
@@ -372,8 +348,9 @@ def _fitted(sight: Sight, statistics: Tensor, logits: Tensor, held_out: bool) ->
         )
     layers = fit_gaussian(means, torch.zeros_like(classes), 1, LAYER_SHRINKAGE)
     nothing = torch.empty(0)
-    coarse = layers if is_coarse else None
-    return Novelty(sight, gaussian, nothing, nothing, nothing, held_out, coarse, features=features), layers
+    scores, coarse = (nothing, nothing, nothing), layers if is_coarse else None
+    found = Novelty(sight, gaussian, *scores, held_out, coarse=coarse, features=features, everyday=EVERYDAY)
+    return found, layers
 
 
 def _collect(
@@ -414,8 +391,3 @@ def _split(count: int, held_out: bool, seed: int) -> tuple[Tensor, Tensor, Tenso
 def predicted_classes(logits: Tensor) -> Tensor:
     """Return the predicted class of each example. Without logits all are of one class."""
     return logits.argmax(1) if logits.shape[1] else logits.new_zeros(logits.shape[0], dtype=torch.long)
-
-
-def _gaussian(header: Mapping[str, Any], tensors: Mapping[str, Tensor], name: str) -> ClassGaussian:
-    fields = {field: tensors[f"features.{name}.{field}"] for field in GAUSSIAN}
-    return ClassGaussian(**fields, rest=header[f"features.{name}.rest"])

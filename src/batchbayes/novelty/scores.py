@@ -7,11 +7,13 @@ Ranks among ordinary examples: how surprising a score is, and p-values that are 
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
 from torch import Tensor
+
+from batchbayes.state import coded, nested
 
 SHRINKAGE = 0.1
 """a. The ranking of inputs hardly depends on it between 0.03 and 0.5."""
@@ -105,9 +107,9 @@ def _leading(z: Tensor, most: int) -> tuple[Tensor, Tensor]:
 class LastFeatures:
     """What the last features (N, F) of a classifier say about its classes."""
 
-    within: ClassGaussian
+    within: ClassGaussian = field(metadata=coded(nested(ClassGaussian, "within.", "within.")))
     """One centre for each class."""
-    common: ClassGaussian
+    common: ClassGaussian = field(metadata=coded(nested(ClassGaussian, "common.", "common.")))
     """One centre for all of them, so that its covariance is that of all examples."""
 
     def parts(self, features: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:

@@ -33,6 +33,7 @@ from batchbayes.network.function import Network, as_network, modules_by_name, re
 from batchbayes.network.inputs import require_finite
 from batchbayes.network.source import cut
 from batchbayes.network.tap import tap
+from batchbayes.state import Codec, State
 
 CHUNK = 2**18
 """Input numbers in one forward pass, so that activations stay in the caches of a CPU."""
@@ -180,20 +181,17 @@ class Sight:
         """The places without the last features."""
         return self.places[:-1] if self.last else self.places
 
-    def header(self) -> dict[str, object]:
-        """Return what a file notes about it, as JSON values."""
+    def state(self) -> State:
+        """Return what a file notes about it, as JSON values, and its tensors."""
+        tensors = {"units": self.units} | {f"directions.{name}": each for name, each in self.directions.items()}
         common = {"positions": [place.positions for place in self.places], "logits": self.logits}
         common |= {"last": [self.last, self.num_features], "directions": list(self.directions)}
         if self.kind == BATCH_NORM:
             by_name = {site.name: site for site in all_sites(self.network.module)}
-            return site_header(self.network, [by_name[place.name] for place in self._norms], ()) | common
+            return site_header(self.network, [by_name[place.name] for place in self._norms], ()) | common, tensors
         rows = [[place.name, place.channels, place.axis] for place in self.places]
         layout = _layout(self.network.module, self.kind)
-        return {"output": self.network.output, "layers": self.kind, "places": rows, "layout": layout} | common
-
-    def state(self) -> dict[str, Tensor]:
-        """Return its tensors by name."""
-        return {"units": self.units} | {f"directions.{name}": each for name, each in self.directions.items()}
+        return {"output": self.network.output, "layers": self.kind, "places": rows, "layout": layout} | common, tensors
 
     @classmethod
     def restore(cls, header: Mapping[str, Any], tensors: Mapping[str, Tensor], model: nn.Module) -> Self:
@@ -214,6 +212,9 @@ class Sight:
             raise ValueError(f"units of shape {tuple(units.shape)}")
         directions = {name: tensors[f"directions.{name}"] for name in header.get("directions", ())}
         return cls(network, places, units, header["logits"], kind, last, directions)
+
+
+SIGHT = Codec(lambda sight, _: sight.state(), lambda file: Sight.restore(file.header, file.tensors, file.model))
 
 
 def watch(network: Network, example: Tensor, logits: bool | None) -> Sight:

@@ -7,9 +7,9 @@ statistics of each layer, and one of properties of the inputs that have a name, 
 p-value of the batch is twice the smaller one of the two (Bonferroni), and both are conformal.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from batchbayes.network.source import spread_evenly
 from batchbayes.novelty.looks import Change, changes_of, looks, summary_of
 from batchbayes.novelty.scores import ClassGaussian, fit_gaussian
 from batchbayes.novelty.windows import Ordinary, Sample, keep_ordinary, sample_of
+from batchbayes.state import Codec, State, coded, nested
 
 LEAST, MOST = 16, 1024
 """Batches with fewer inputs are not judged as a whole. Of larger ones an even selection is."""
@@ -26,9 +27,6 @@ KEPT = 1000
 """Ordinary examples that are kept."""
 ALARM = 0.004
 """A batch with this p-value is told of loudly. It is the smallest p-value there is."""
-GAUSSIAN = ("mean", "std", "directions", "centres")
-"""The tensors of a `ClassGaussian`."""
-_FIELDS = ("rows", "groups", "group_of", "centres")
 
 
 class BatchReport(NamedTuple):
@@ -97,12 +95,25 @@ def properties(inputs: Any) -> tuple[tuple[str, ...], Tensor]:
     return (), torch.empty(len(inputs), 0, dtype=torch.float32)
 
 
+def _ordinary(name: str) -> Codec:
+    """Return the codec of ordinary examples, whose number `rest` stands among the tensors."""
+    own, rest = nested(Ordinary, name), f"{name}rest"
+
+    def write(value: Ordinary | None, batches: Any) -> State:
+        header, tensors = own.write(value, batches)
+        return header, tensors | {rest: torch.tensor(header.pop("rest"), dtype=torch.float64)} if value else {}
+
+    return Codec(
+        write, lambda file: own.read(replace(file, header={**file.header, "rest": float(file.tensors.get(rest, 0.0))}))
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class OrdinaryBatches:
     """Ordinary examples, for batches to be compared with."""
 
-    layers: Ordinary
-    inputs: Ordinary | None
+    layers: Ordinary = field(metadata=coded(_ordinary("layers.")))
+    inputs: Ordinary | None = field(metadata=coded(_ordinary("inputs.")))
     summary: Tensor
     """Mean, standard deviation and number of the properties of ordinary inputs, (3, F)."""
 
@@ -114,28 +125,6 @@ class OrdinaryBatches:
             found.append(_p_value(self.inputs, few.inputs, few))
         changes = changes_of(seen.names, seen.inputs, self.summary)
         return BatchReport(len(seen.layers), min(1.0, len(found) * min(found)), changes)
-
-    def state(self) -> dict[str, Tensor]:
-        """Return its tensors by name."""
-        found = {"whole.summary": self.summary}
-        for name, part in (("layers", self.layers), ("inputs", self.inputs)):
-            if part is not None:
-                found |= {f"whole.{name}.{field}": getattr(part, field) for field in _FIELDS}
-                found |= {f"whole.{name}.gaussian.{field}": getattr(part.gaussian, field) for field in GAUSSIAN}
-                found[f"whole.{name}.rest"] = torch.tensor(part.gaussian.rest, dtype=torch.float64)
-        return found
-
-    @classmethod
-    def restore(cls, tensors: Mapping[str, Tensor], seed: int) -> Self:
-        """Build it from what `state` returned."""
-
-        def part(name: str) -> Ordinary:
-            fields = {field: tensors[f"{name}.gaussian.{field}"] for field in GAUSSIAN}
-            gaussian = ClassGaussian(**fields, rest=float(tensors[f"{name}.rest"]))
-            return Ordinary(gaussian, **{field: tensors[f"{name}.{field}"] for field in _FIELDS}, seed=seed)
-
-        inputs = part("whole.inputs") if "whole.inputs.rest" in tensors else None
-        return cls(part("whole.layers"), inputs, tensors["whole.summary"])
 
 
 def fit_whole(layers: ClassGaussian, fitted: Looked, ordinary: Looked, num_classes: int, seed: int) -> OrdinaryBatches:

@@ -14,7 +14,7 @@ ratio.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -24,6 +24,7 @@ from torch import Tensor
 
 from batchbayes._common.rng import generator
 from batchbayes.novelty.scores import ClassGaussian, conformal_p_value, surprise
+from batchbayes.state import coded, nested
 
 WINDOWS = 999
 """Ordinary windows, so that p-values go down to 1 in 500."""
@@ -63,7 +64,7 @@ class Evidence(NamedTuple):
 class Ordinary:
     """Ordinary examples, and what windows of them look like."""
 
-    gaussian: ClassGaussian
+    gaussian: ClassGaussian = field(metadata=coded(nested(ClassGaussian, "gaussian.")))
     rows: Tensor
     """Those of the examples, less the mean of their group, (N, D + 2)."""
     groups: Tensor
