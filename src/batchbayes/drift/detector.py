@@ -7,9 +7,8 @@ has the test, `adapt.py` the adaptation, `accuracy.py` the accuracy without labe
 
 import hashlib
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -30,8 +29,9 @@ from batchbayes.novelty import windows
 from batchbayes.novelty.detector import predicted_classes
 from batchbayes.novelty.looks import changes_of, looks, summary_of
 from batchbayes.novelty.scores import ClassGaussian, fit_gaussian
-from batchbayes.novelty.statistics import CHUNK, Sight, watch
+from batchbayes.novelty.statistics import CHUNK, SIGHT, Sight, watch
 from batchbayes.novelty.windows import Ordinary, Sample, keep_ordinary
+from batchbayes.state import Codec, File, Saved, State, coded, from_file, nested, to_file
 
 if TYPE_CHECKING:
     from batchbayes.drift.monitor import Monitor
@@ -45,20 +45,34 @@ LARGEST = 1024
 LEVEL = 0.05
 """Windows with a p-value above this leave the network as it is."""
 GATE_WINDOWS = 199
-CONFIDENCE = ("temperature", "intercept", "slope", "error")
+_KEPT = nested(Confidence, "confidence.")
+_CONFIDENCE = Codec(
+    lambda value, own: ({"confidence": to_file(value)[0]}, _KEPT.write(value, own)[1]) if value else ({}, {}),
+    lambda file: _KEPT.read(replace(file, header=file.header.get("confidence", {}))),
+)
+
+
+def _ordinary_to_file(ordinary: Ordinary, _: Any) -> State:
+    header, tensors = to_file(ordinary)
+    return header, {key if key.startswith("gaussian.") else f"ordinary.{key}": each for key, each in tensors.items()}
+
+
+def _ordinary_from_file(file: File) -> Ordinary:
+    tensors = {key.removeprefix("ordinary."): each for key, each in file.tensors.items()}
+    return from_file(Ordinary, file.header, tensors, file.model)
 
 
 @dataclass(frozen=True, eq=False)
-class Drift:
+class Drift(Saved):
     """A network with what ordinary data looks like inside it. Any number of threads may use it at once."""
 
     kind: ClassVar[str] = "drift"
-    sight: Sight
-    moments: ClassMoments
-    ordinary: Ordinary
+    sight: Sight = field(metadata=coded(SIGHT))
+    moments: ClassMoments = field(metadata=coded(nested(ClassMoments, "moments.")))
+    ordinary: Ordinary = field(metadata=coded(Codec(_ordinary_to_file, _ordinary_from_file)))
     looks: Tensor
     """Properties of ordinary inputs, (3, F): mean, standard deviation, and number of examples."""
-    confidence: Confidence | None
+    confidence: Confidence | None = field(metadata=coded(_CONFIDENCE))
     seed: int
 
     @property
@@ -162,35 +176,10 @@ class Drift:
         self.sight.warn_if_changed()
         return _read(Source(window, picker, usual=self.network.inputs, for_prediction=True), most)[0]
 
-    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Return a header of JSON values, and tensors, for `save`."""
-        header = self.sight.header() | {"rest": self.ordinary.gaussian.rest, "seed": self.seed}
-        if self.confidence:
-            header |= {"confidence": {name: getattr(self.confidence, name) for name in CONFIDENCE}}
-        parts = {"moments": self.moments, "ordinary": self.ordinary, "confidence": self.confidence}
-        named = {
-            f"{name}.{field}": value
-            for name, part in {**parts, "gaussian": self.ordinary.gaussian}.items()
-            for field, value in (vars(part) if part else {}).items()
-            if isinstance(value, Tensor) and not field.startswith("_")
-        }
-        return header, {"units": self.sight.units, "looks": self.looks} | named
-
-    @classmethod
-    def restore(cls, header: Mapping[str, Any], tensors: Mapping[str, Tensor], model: nn.Module) -> Self:
-        """Build it from what `state` returned and the user's network."""
-
-        def part(name: str) -> dict[str, Any]:
-            return {key.removeprefix(name): tensors[key] for key in tensors if key.startswith(name)}
-
-        sight = Sight.restore(header, tensors, model)
-        gaussian = ClassGaussian(**part("gaussian."), rest=header["rest"])
-        ordinary = Ordinary(gaussian, **part("ordinary."), seed=header["seed"])
-        moments, saved = ClassMoments(**part("moments.")), part("confidence.")
-        if moments.within.shape != (2 * sight.units.shape[1],) or ordinary.rows.shape[1] != sight.size + 2:
-            raise ValueError(f"moments of shape {tuple(moments.within.shape)} for {sight.size} statistics")
-        confidence = Confidence(**header["confidence"], **saved) if saved else None
-        return cls(sight, moments, ordinary, tensors["looks"], confidence, header["seed"])
+    def require_sound(self) -> None:
+        within, rows = self.moments.within, self.ordinary.rows
+        if within.shape != (2 * self.sight.units.shape[1],) or rows.shape[1] != self.sight.size + 2:
+            raise ValueError(f"moments of shape {tuple(within.shape)} for {self.sight.size} statistics")
 
     def __repr__(self) -> str:
         labelled = "labelled" if self.confidence else "unlabelled"
