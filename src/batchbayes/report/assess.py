@@ -95,6 +95,7 @@ def assess(
             `ignore_label`, `method`, `views`, `budget`, `center`, `engine`, `draws`, `changes`, `seed`. They are the
             options of `batchbayes assess`, and its `--help` explains them.
 
+    >>> import torch
     >>> from torch.nn import BatchNorm1d, Linear, Sequential
     >>> network = Sequential(Linear(2, 8), BatchNorm1d(8), Linear(8, 3))
     >>> x, y = torch.randn(300, 2), torch.randint(0, 3, (300,))
