@@ -29,7 +29,7 @@ from batchbayes.novelty import windows
 from batchbayes.novelty.detector import predicted_classes
 from batchbayes.novelty.looks import changes_of, looks, summary_of
 from batchbayes.novelty.scores import ClassGaussian, fit_gaussian
-from batchbayes.novelty.statistics import CHUNK, SIGHT, Sight, watch
+from batchbayes.novelty.statistics import CHUNK, Sight, watch
 from batchbayes.novelty.windows import Ordinary, Sample, keep_ordinary
 from batchbayes.state import Codec, File, Saved, State, coded, from_file, nested, to_file
 
@@ -67,7 +67,7 @@ class Drift(Saved):
     """A network with what ordinary data looks like inside it. Any number of threads may use it at once."""
 
     kind: ClassVar[str] = "drift"
-    sight: Sight = field(metadata=coded(SIGHT))
+    sight: Sight = field(metadata=coded(nested(Sight)))
     moments: ClassMoments = field(metadata=coded(nested(ClassMoments, "moments.")))
     ordinary: Ordinary = field(metadata=coded(Codec(_ordinary_to_file, _ordinary_from_file)))
     looks: Tensor

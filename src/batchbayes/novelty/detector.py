@@ -50,7 +50,7 @@ from batchbayes.novelty.scores import (
     generalised_entropy,
     surprise,
 )
-from batchbayes.novelty.statistics import CHUNK, SIGHT, Sight, layer_means, watch_any
+from batchbayes.novelty.statistics import CHUNK, Sight, layer_means, watch_any
 from batchbayes.novelty.whole import (
     LEAST,
     BatchReport,
@@ -110,7 +110,7 @@ class Novelty(Saved):
     """A fitted detector of unusual inputs. Any number of threads may use it at once."""
 
     kind: ClassVar[str] = "novelty"
-    sight: Sight = field(metadata=coded(SIGHT))
+    sight: Sight = field(metadata=coded(nested(Sight)))
     gaussian: ClassGaussian = field(metadata=coded(nested(ClassGaussian)))
     ordinary_parts: Tensor
     """The parts of the score for training examples that were not used for the fit, (n, 1 to 4)."""

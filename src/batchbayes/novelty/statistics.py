@@ -12,7 +12,6 @@ in directions that ordinary inputs hardly use, and shows in no single channel.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -29,11 +28,11 @@ from batchbayes.methods.batchnorm.sites import (
     sites_of_header,
     some,
 )
-from batchbayes.network.function import Network, as_network, modules_by_name, require_layout
+from batchbayes.network.function import Network, modules_by_name, require_layout
 from batchbayes.network.inputs import require_finite
 from batchbayes.network.source import cut
 from batchbayes.network.tap import tap
-from batchbayes.state import Codec, State
+from batchbayes.state import Codec, File, State, coded
 
 CHUNK = 2**18
 """Input numbers in one forward pass, so that activations stay in the caches of a CPU."""
@@ -80,21 +79,57 @@ class Place:
         return self.channels * (3 if self.positions else 1)
 
 
+def _places_to_file(places: tuple[Place, ...], sight: "Sight") -> State:
+    module, positions = sight.network.module, {"positions": [place.positions for place in places]}
+    if sight.kind == BATCH_NORM:
+        by_name = {site.name: site for site in all_sites(module)}
+        return site_header(sight.network, [by_name[place.name] for place in sight.norms], ()) | positions, {}
+    rows = [[place.name, place.channels, place.axis] for place in places]
+    return {"layers": sight.kind, "places": rows, "layout": _layout(module, sight.kind)} | positions, {}
+
+
+def _places_from_file(file: File) -> tuple[Place, ...]:
+    """Return the places of a file. Refuse a network of another layout."""
+    header, module, kind = file.header, file.network.module, file.header.get("layers", BATCH_NORM)
+    if kind == BATCH_NORM:
+        last = [header["last"]] if header.get("last", [None])[0] else []
+        rows = [(site.name, site.channels, 1) for site in sites_of_header(header, module)]
+        rows += [(name, features, 1) for name, features in last]
+    else:
+        require_layout(module, header["layout"], _layout(module, kind), kind, "layer {} of class {}")
+        rows = header["places"]
+    places = tuple(Place(n, c, p, a) for (n, c, a), p in zip(rows, header["positions"], strict=True))
+    if file.tensors["units"].shape != (2, sum(place.channels for place in places)):
+        raise ValueError(f"units of shape {tuple(file.tensors['units'].shape)}")
+    return places
+
+
+_PLACES = Codec(_places_to_file, _places_from_file)
+_KIND = Codec(lambda kind, _: ({}, {}), lambda file: file.header.get("layers", BATCH_NORM))
+_LAST = Codec(
+    lambda last, sight: ({"last": [last, sight.num_features]}, {}), lambda file: file.header.get("last", [None])[0]
+)
+_DIRECTIONS = Codec(
+    lambda kept, _: ({"directions": list(kept)}, {f"directions.{name}": each for name, each in kept.items()}),
+    lambda file: {name: file.tensors[f"directions.{name}"] for name in file.header.get("directions", ())},
+)
+
+
 @dataclass(frozen=True, eq=False)
 class Sight:
     """A network whose layers are watched while it runs."""
 
     network: Network
-    places: tuple[Place, ...]
+    places: tuple[Place, ...] = field(metadata=coded(_PLACES))
     units: Tensor
     """Usual mean and standard deviation of each channel, (2, C): for batch norm the running ones at the fit."""
     logits: bool
     """Whether the outputs are logits of classes."""
-    kind: str = BATCH_NORM
+    kind: str = field(metadata=coded(_KIND), default=BATCH_NORM)
     """Which layers are watched."""
-    last: str | None = None
+    last: str | None = field(metadata=coded(_LAST), default=None)
     """The last linear layer of a classifier. It is the last place."""
-    directions: Mapping[str, Tensor] = field(default_factory=dict)
+    directions: Mapping[str, Tensor] = field(metadata=coded(_DIRECTIONS), default_factory=dict)
     """Principal directions of the channels, (C, C), by the name of a place. Elsewhere channels are as they are."""
 
     @property
@@ -168,7 +203,7 @@ class Sight:
         if self.kind != BATCH_NORM:
             return
         by_name = {site.name: site for site in all_sites(self.network.module)}
-        present = _running_units([by_name[place.name] for place in self._norms])
+        present = _running_units([by_name[place.name] for place in self.norms])
         fitted = self.units[:, : self.units.shape[1] - self.num_features]
         if present.shape != fitted.shape or bool(((present - fitted) / fitted[1]).abs().max() > MOVED):
             warn(
@@ -177,44 +212,9 @@ class Sight:
             )
 
     @property
-    def _norms(self) -> tuple[Place, ...]:
+    def norms(self) -> tuple[Place, ...]:
         """The places without the last features."""
         return self.places[:-1] if self.last else self.places
-
-    def state(self) -> State:
-        """Return what a file notes about it, as JSON values, and its tensors."""
-        tensors = {"units": self.units} | {f"directions.{name}": each for name, each in self.directions.items()}
-        common = {"positions": [place.positions for place in self.places], "logits": self.logits}
-        common |= {"last": [self.last, self.num_features], "directions": list(self.directions)}
-        if self.kind == BATCH_NORM:
-            by_name = {site.name: site for site in all_sites(self.network.module)}
-            return site_header(self.network, [by_name[place.name] for place in self._norms], ()) | common, tensors
-        rows = [[place.name, place.channels, place.axis] for place in self.places]
-        layout = _layout(self.network.module, self.kind)
-        return {"output": self.network.output, "layers": self.kind, "places": rows, "layout": layout} | common, tensors
-
-    @classmethod
-    def restore(cls, header: Mapping[str, Any], tensors: Mapping[str, Tensor], model: nn.Module) -> Self:
-        """Build it from its header and its tensors. Refuse a network of another layout."""
-        units, (last, features) = tensors["units"], header.get("last", (None, 0))
-        network, kind = as_network(model, header["output"]), header.get("layers", BATCH_NORM)
-        if kind == BATCH_NORM:
-            rows = [(site.name, site.channels, 1) for site in sites_of_header(header, network.module)]
-        else:
-            require_layout(
-                network.module, header["layout"], _layout(network.module, kind), kind, "layer {} of class {}"
-            )
-            rows = header["places"]
-        if kind == BATCH_NORM and last:
-            rows.append((last, features, 1))
-        places = tuple(Place(n, c, p, a) for (n, c, a), p in zip(rows, header["positions"], strict=True))
-        if units.shape != (2, sum(place.channels for place in places)):
-            raise ValueError(f"units of shape {tuple(units.shape)}")
-        directions = {name: tensors[f"directions.{name}"] for name in header.get("directions", ())}
-        return cls(network, places, units, header["logits"], kind, last, directions)
-
-
-SIGHT = Codec(lambda sight, _: sight.state(), lambda file: Sight.restore(file.header, file.tensors, file.model))
 
 
 def watch(network: Network, example: Tensor, logits: bool | None) -> Sight:
