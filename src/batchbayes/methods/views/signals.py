@@ -12,7 +12,7 @@ from torch import Tensor
 
 from batchbayes._common.checks import as_tensor
 from batchbayes._common.signatures import Count, Finite, Positive, Share, checked
-from batchbayes.methods.views.transforms import Stds, Transform, other_places, shifted, steps
+from batchbayes.methods.views.transforms import Stds, Transform, other_places, overlaid, shifted, steps
 
 
 class SignalTransform(Transform):
@@ -47,8 +47,7 @@ class SignalShift(SignalTransform):
     def look(self, inputs: Tensor, row: Tensor) -> Tensor:
         is_long = self.signals(inputs).shape[-1] > self.most
         self.fitting(inputs, is_long, f"signals longer than the shift of {self.most}", "shift by less")
-        seen, inside = shifted(inputs, row, -1)
-        return torch.where(inside, seen, inputs.new_full((), self.fill))
+        return overlaid(inputs, inputs.new_full((), self.fill), {-1: row})
 
     def back(self, outputs: Tensor, inputs: Tensor, row: Tensor) -> Tensor:
         length = inputs.shape[-1]

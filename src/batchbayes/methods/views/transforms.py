@@ -7,6 +7,7 @@ inputs. `look` and `back` run in `predict` and are traced for files: rows are te
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -224,9 +225,7 @@ class RandomCrop(ImageTransform):
         is_large = self.padding < min(images.shape[-2:])
         self.fitting(images, is_large, f"images larger than the padding of {self.padding}", "use a smaller padding")
         down, right = row.to(images.device).unbind()
-        seen, rows = shifted(images, down, -2)
-        seen, columns = shifted(seen, right, -1)
-        return torch.where(rows[:, None] & columns, seen, self.filled(self.fill, images))
+        return overlaid(images, self.filled(self.fill, images), {-2: down, -1: right})
 
     def undo(self, maps: Tensor, row: Tensor) -> Tensor:
         down, right = row.to(maps.device).unbind()
@@ -247,7 +246,9 @@ class RandomFlip(ImageTransform):
         return numbers < 0.5
 
     def view(self, images: Tensor, row: Tensor) -> Tensor:
-        return torch.where(row.to(images.device), images.flip(-1), images)
+        if torch.compiler.is_compiling():
+            return torch.where(row.to(images.device), images.flip(-1), images)
+        return images.flip(-1) if bool(row) else images
 
     def undo(self, maps: Tensor, row: Tensor) -> Tensor:
         return self.view(maps, row)
@@ -303,6 +304,25 @@ def shifted(values: Tensor, offset: Tensor, axis: int) -> tuple[Tensor, Tensor]:
     places = torch.arange(length, device=values.device) + offset.to(values.device)
     inside = (places >= 0) & (places < length)
     return values.index_select(axis, places.clamp(0, length - 1)), inside
+
+
+def overlaid(values: Tensor, fill: Tensor, offsets: Mapping[int, Tensor]) -> Tensor:
+    """Return what lies `offsets` places further along some axes, and `fill` outside.
+
+    A file traces places by numbers; slices are many times faster, and their ends cannot be traced.
+    """
+    if torch.compiler.is_compiling():
+        for axis, offset in offsets.items():
+            seen, inside = shifted(values, offset, axis)
+            values = torch.where(inside.view(-1, *[1] * (-1 - axis)), seen, fill)
+        return values
+    found = fill.expand_as(values).clone()
+    target, source = found, values
+    for axis, by in ((axis, int(offset)) for axis, offset in offsets.items()):
+        length = values.shape[axis] - abs(by)
+        target, source = target.narrow(axis, max(-by, 0), length), source.narrow(axis, max(by, 0), length)
+    target.copy_(source)
+    return found
 
 
 def _resampled(images: Tensor, matrix: Tensor, outside: str) -> Tensor:
