@@ -43,9 +43,9 @@ FITS = {
     "network": bb.deterministic,
 }
 UNFITTED = {"mc_dropout", "views", "network"}
-TO_DEVICE = {"views": 2, "network": 0}
-"""What each draw copies to the device, if not one tensor: all statistics, or the mask of the dropout layer. Of views it
-is a few numbers for each transform."""
+TO_DEVICE = {"views": 0, "network": 0}
+"""What each draw copies to the device, if not one tensor: all statistics, or the mask of the dropout layer. Views move
+images where they are."""
 
 
 def predicted(posterior: bb.Posterior, engine: str, num_samples: int) -> tuple[Tensor, dict[str, int]]:

@@ -224,7 +224,7 @@ class RandomCrop(ImageTransform):
     def view(self, images: Tensor, row: Tensor) -> Tensor:
         is_large = self.padding < min(images.shape[-2:])
         self.fitting(images, is_large, f"images larger than the padding of {self.padding}", "use a smaller padding")
-        down, right = row.to(images.device).unbind()
+        down, right = row.unbind()
         return overlaid(images, self.filled(self.fill, images), {-2: down, -1: right})
 
     def undo(self, maps: Tensor, row: Tensor) -> Tensor:
