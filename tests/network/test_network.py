@@ -1,5 +1,7 @@
 """Networks with several inputs and outputs of every kind, and what is said when a pass fails."""
 
+import copy
+import pickle
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -219,3 +221,20 @@ def test_a_network_of_one_dict_is_told_to_take_its_inputs_by_name():
 
     with pytest.raises(bb.BatchbayesError, match=r"let forward\(\) take these inputs by name"):
         bb.mcbn(Dict(), {"age": AGES, "label": LABELS}, batch_size=8, inputs=lambda batch: batch)
+
+
+def first_of(batch):
+    return batch["x"]
+
+
+def test_a_copy_knows_where_inputs_are():
+    """Functions of a module stay in copies and pickles; a lambda stays in copies, and cannot be pickled."""
+    batches = [{"x": torch.randn(20, 2)} for _ in range(4)]
+    layers = nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)
+    for picker in (first_of, lambda batch: batch["x"]):
+        posterior = bb.mcbn(nn.Sequential(*layers).eval(), batches, inputs=picker)
+        expected = bb.predict(posterior, batches, bb.categorical(), num_samples=2).probs
+        twins = [copy.deepcopy(posterior), *([pickle.loads(pickle.dumps(posterior))] if picker is first_of else [])]
+        for twin in twins:
+            assert torch.equal(bb.predict(twin, batches, bb.categorical(), num_samples=2).probs, expected)
+    assert pickle.loads(pickle.dumps(posterior)).network.inputs is None

@@ -7,6 +7,7 @@ import copy
 import inspect
 import itertools
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
@@ -44,7 +45,16 @@ class Network:
     """Where the inputs were in the batches of the fit."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "inputs": None if callable(self.inputs) else self.inputs}  # lambdas cannot be pickled
+        """Leave out a function that no other program can import: it is asked for again where it is needed."""
+        home = sys.modules.get(getattr(self.inputs, "__module__", ""))
+        is_found = getattr(home, getattr(self.inputs, "__qualname__", ""), None) is self.inputs
+        return {**vars(self), "inputs": self.inputs if is_found or not callable(self.inputs) else None}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Network":
+        twin = object.__new__(type(self))
+        memo[id(self)] = twin
+        vars(twin).update(copy.deepcopy(vars(self), memo))
+        return twin
 
     def warn_if_changed(self) -> None:
         """Warn if the weights have changed since something was fitted to the network. Each change is told once."""
