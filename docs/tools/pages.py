@@ -196,9 +196,9 @@ def coverage_tables(docs: Path) -> str:
         for row in rows:
             if row["paper"] == paper:
                 item = f"[{row['item']}](results/{row['page']}.md)" if row["page"] else row["item"]
-                run = f"`{row['run']}`" if row["run"] else ""
-                cells.append([item, row["published"], row["ours"], f"**{row['verdict']}**", run, row["remark"]])
-        parts.append(f"## {paper}\n\n" + table(["what", "published", "ours", "", "rests on", "remark"], cells))
+                run = f" Run: {row['run'].removeprefix('batchbayes ').rpartition('/')[2]}." if row["run"] else ""
+                cells.append([item, row["published"], row["ours"], f"**{row['verdict']}**", row["remark"] + run])
+        parts.append(f"## {paper}\n\n" + table(["what", "published", "ours", "", "remark"], cells))
     return "\n\n".join(parts)
 
 
