@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import batchbayes as bb
-from batchbayes.engines.sample import sampled_outputs
+from batchbayes.engines.sample import sampled_blocks
 from batchbayes.network.inputs import require_finite
 
 X = torch.linspace(-1, 1, 64 * 4).view(64, 4).sin()
@@ -223,7 +223,7 @@ def test_outputs_that_differ_between_draws(network):
     with pytest.raises(bb.BatchbayesError, match="gives the same answer twice"):
         bb.predict(posterior, X, bb.categorical())
     with pytest.raises(bb.BatchbayesError, match=r"from every draw; got \(64, [23]\) from draw 1"):
-        list(sampled_outputs(posterior, X, 4, 0))
+        list(sampled_blocks(posterior, [X], 4, 0))
 
 
 def test_outputs_with_another_number_of_rows():

@@ -18,15 +18,13 @@ MOST_TOGETHER = 8
 """Small outputs of this many draws are summed up together."""
 
 
-def sampled_outputs(posterior: Posterior, inputs: Tensor, num_samples: int, seed: int) -> Iterator[Tensor]:
-    """Yield the outputs of all draws on inputs (n, ...), on the CPU, in small blocks (s, n, ...)."""
-    return (block for _, block in sampled_blocks(posterior, [inputs], num_samples, seed))
-
-
 def sampled_blocks(
     posterior: Posterior, chunks: Sequence[Tensor], num_samples: int, seed: int
 ) -> Iterator[tuple[int, Tensor]]:
-    """Yield the same for several chunks of inputs, with the number of the chunk. All chunks share each draw."""
+    """Yield the outputs of all draws in small blocks (s, n, ...) on the CPU, each with the number of its chunk of inputs.
+
+    All chunks share each draw.
+    """
     held: list[list[Tensor]] = [[] for _ in chunks]
     shapes: dict[int, torch.Size] = {}
     numbers = CHUNK if posterior.device.type == "cpu" else DEVICE_CHUNK
