@@ -21,7 +21,7 @@ MOST_TOGETHER = 8
 def sampled_blocks(
     posterior: Posterior, chunks: Sequence[Tensor], num_samples: int, seed: int
 ) -> Iterator[tuple[int, Tensor]]:
-    """Yield the outputs of all draws in small blocks (s, n, ...) on the CPU, each with the number of its chunk of inputs.
+    """Yield the outputs of all draws in small blocks (s, n, ...) on the CPU, each with the number of its chunk.
 
     All chunks share each draw.
     """
